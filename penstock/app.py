@@ -54,7 +54,7 @@ from penstock.server.services import Control, ScalingHere
 from penstock.settings import Settings
 from penstock.streams.bus.care import BusCare, FailingCategory
 from penstock.streams.data_plane import StreamDataPlane
-from penstock.streams.package_shelf import UnpackedPackages
+from penstock.streams.package_store import UnpackedPackages
 from penstock.streams.places import identify, identify_rows
 
 REPORT_AGE_MAX_MS: Millis = 10_000  # older task reports do not count as load

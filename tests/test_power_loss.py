@@ -20,7 +20,7 @@ import pytest
 from penstock.db.database import Database
 from penstock.streams.bus.embedded.log import EmbeddedLog
 from penstock.streams.bus.memory import MemoryLog
-from penstock.streams.package_shelf import PackageShelf
+from penstock.streams.package_store import PackageStore
 from penstock.streams.rows.memory import MemoryRows
 from penstock.streams.rows.sqlite import SqliteRows
 from tests.builders import a_job
@@ -165,7 +165,7 @@ def test_a_step_goes_on_after_the_power_failed_as_if_nothing_had_been(run: Run, 
 
 def test_a_package_that_was_taken_is_there_under_its_hash(run: Run):
     """Also the one that is put again: whoever put it first may have died before its name was on disk."""
-    shelf = PackageShelf(run.folder / "packages")
+    shelf = PackageStore(run.folder / "packages")
     run.settled()
     contents = [bytes([number]) * 3000 for number in range(6)]
     with run.recorder.recording(run.folder) as run.events:
@@ -175,7 +175,7 @@ def test_a_package_that_was_taken_is_there_under_its_hash(run: Run):
             run.recorder.acknowledge(content)
     for disk, known in run.disks():
         (disk / "packages").mkdir(parents=True, exist_ok=True)
-        found = PackageShelf(disk / "packages")
+        found = PackageStore(disk / "packages")
         for content in known:
             assert found.get(hashlib.sha256(content).hexdigest()) == content
         for content in contents:  # and it can be put again, whatever lies there

@@ -31,7 +31,7 @@ from penstock.streams.compile.compiled import CompiledPipeline
 from penstock.streams.compile.packages import build_package, load_pipeline, unpack_package
 from penstock.streams.compile.plan import compile_pipeline
 from penstock.streams.inspect.record_lines import TABLE, Lines
-from penstock.streams.local_run import LocalPlace, LocalRun, remarks_on
+from penstock.streams.local_run import LocalFolder, LocalRun, notes_for
 from penstock.streams.places import kept_bus, open_log, settle_bus
 from penstock.streams.spark.java import require_spark
 from penstock.streams.step.step import is_dead
@@ -180,7 +180,7 @@ def run(
         settled = settle_bus(kept.absolute(), bus) if bus else None
         place = kept_bus(kept) if settled is None else settled.place
         work = LocalRun(
-            LocalPlace(folder=kept.absolute(), bus_place=place), SystemClock(), is_kept=folder is not None
+            LocalFolder(folder=kept.absolute(), bus_place=place), SystemClock(), is_kept=folder is not None
         )
         work.create(read_specs(specs or ()))
         compiled = work.compile(pipeline)
@@ -214,7 +214,7 @@ def _until_done(work: LocalRun, spark: Any, stop: Any, *, follow: bool, quiet: b
     with err.status("starting …") as status:
         try:
             while not stop.wait(LOOK_S):
-                runs = work.look()
+                runs = work.poll()
                 say()
                 lag = sum(run.metrics.get("lag_records", 0) for run in runs)
                 rate = sum(run.metrics.get("processed_rate", 0) for run in runs)
@@ -235,7 +235,7 @@ def _tell(work: LocalRun, *, is_kept: bool) -> None:
     jobs = work.summary()
     for job in jobs:
         err.print(job.line, markup=False)
-    for remark in remarks_on(jobs, work.open_inputs(), is_kept=is_kept):
+    for remark in notes_for(jobs, work.open_inputs(), is_kept=is_kept):
         err.print(f"note: {remark}", markup=False)
 
 

@@ -33,7 +33,7 @@ from penstock.fleet.messages import PROFILES, HeartbeatReply
 from penstock.fleet.shard_load import ShardLoadSettings
 from penstock.fleet.task_service import TaskList
 from penstock.jobs.tasks import Runner, RunState, RunStatus, TaskSpec
-from penstock.streams.package_shelf import UnpackedPackages
+from penstock.streams.package_store import UnpackedPackages
 from penstock.streams.spark.java import require_spark
 
 if TYPE_CHECKING:

@@ -27,7 +27,7 @@ from penstock.server.pools import LONG
 from penstock.server.replies import problems
 from penstock.server.security import Guard
 from penstock.server.services import Control, Services
-from penstock.streams.inspect.watermark_view import RunningJob
+from penstock.streams.inspect.watermark_view import JobToInspect
 
 REPORTS_MS: Millis = 100
 ENCODED_MAX = 10_000
@@ -234,7 +234,7 @@ def watermarks_of(plane: Services, subject: str, percent: int | None) -> dict[st
     """How far a category is, or what a job or a pipeline writes; and who holds it back."""
     reports = {task.task_id: task for _, task in plane.fleet.task_reports()}
     jobs = [
-        RunningJob(
+        JobToInspect(
             name=view.name,
             birth=view.running.birth,
             config=view.running.config,

@@ -34,7 +34,7 @@ from penstock.streams.catalogue import category_to_json
 from penstock.streams.data_plane import check_places
 from penstock.streams.inspect.state_view import StateView
 from penstock.streams.inspect.watermark_view import WatermarkView
-from penstock.streams.package_shelf import PackageShelf
+from penstock.streams.package_store import PackageStore
 from penstock.streams.places import open_log, open_rows
 
 if TYPE_CHECKING:  # what only the lease holder has; a worker starts sooner without it
@@ -67,7 +67,7 @@ class Services(ABC):
         self.clock: Clock = SystemClock()
         self.journal, self.tokens = JournalStore(database), TokenStore(database)
         self.log, self.rows = open_log(settings.bus_place), open_rows(settings.rows_place)
-        self.packages = PackageShelf(settings.folder / "packages")
+        self.packages = PackageStore(settings.folder / "packages")
         self.job_store = JobStore(database)
         self.jobs = JobService(self.job_store, check=partial(check_places, settings.rows_place))
         self.token_service = TokenService(self.job_store, self.tokens)

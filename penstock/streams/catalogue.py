@@ -1,4 +1,4 @@
-"""Which categories exist and what their records look like, as the compiler asks the bus or an HTTP client."""
+"""The categories that exist and their specs, for the compiler: from the bus or given as values."""
 
 from __future__ import annotations
 
@@ -12,41 +12,41 @@ from penstock.streams.bus.log import ARROW_TYPES, LOW_COLUMN, CategorySpec, Log
 
 
 class Catalogue(Protocol):
-    """What the compiler needs to know of the bus."""
+    """What the compiler needs from the bus."""
 
     def describe(self, name: str) -> CategorySpec:
-        """NotFound if there is none."""
+        """The spec of a category, or NotFound."""
 
     def names(self) -> tuple[str, ...]:
         """All categories, for suggestions."""
 
 
 class StaticCatalogue:
-    """Categories given as values: for tests, for trying a pipeline alone, for answers of the HTTP API."""
+    """Categories given as values: for tests, for plans without a bus, for responses of the HTTP API."""
 
     def __init__(self, specs: Mapping[str, CategorySpec] | Iterable[CategorySpec] = ()) -> None:
         given = specs.values() if isinstance(specs, Mapping) else specs
         self._specs = {spec.name: spec for spec in given}
 
     def describe(self, name: str) -> CategorySpec:
-        """NotFound if it was not given."""
+        """The spec of a category, or NotFound."""
         if name not in self._specs:
             raise no_category(name, self.names())
         return self._specs[name]
 
     def names(self) -> tuple[str, ...]:
-        """All that were given, sorted."""
+        """All given categories, sorted."""
         return tuple(sorted(self._specs))
 
 
 class LogCatalogue:
-    """The categories of a bus within reach."""
+    """The categories of a bus that this process can open."""
 
     def __init__(self, log: Log) -> None:
         self._log = log
 
     def describe(self, name: str) -> CategorySpec:
-        """NotFound if the bus has none of that name."""
+        """The spec of a category, or NotFound."""
         return self._log.describe(name).spec
 
     def names(self) -> tuple[str, ...]:
@@ -55,7 +55,7 @@ class LogCatalogue:
 
 
 def no_category(name: str, names: Iterable[str]) -> NotFound:
-    """The error for a category that is not there."""
+    """The error for a category that does not exist."""
     there = sorted(names)
     near = nearest(name, there)
     listed = ", ".join(there[:20]) + (", …" if len(there) > 20 else "")
@@ -67,19 +67,19 @@ def no_category(name: str, names: Iterable[str]) -> NotFound:
 
 
 def nearest(name: str, names: Iterable[str]) -> str | None:
-    """The name most like this one, if any is like it; case alone is no difference."""
+    """The most similar name, if any is similar; the case is ignored."""
     by_lower = {candidate.lower(): candidate for candidate in names}
     found = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=0.6)
     return by_lower[found[0]] if found else None
 
 
 def category_to_json(spec: CategorySpec) -> dict[str, Any]:
-    """A spec as JSON; columns become lists."""
+    """A spec as JSON."""
     return {**asdict(spec), "columns": [list(column) for column in spec.columns]}
 
 
 def category_from_json(data: Mapping[str, Any]) -> CategorySpec:
-    """A spec from JSON; ConfigError names the field that is wrong."""
+    """A spec from JSON; a ConfigError names the invalid field."""
     known = {field.name for field in fields(CategorySpec)}
     for name in data:
         if name not in known:
@@ -95,8 +95,8 @@ def category_from_json(data: Mapping[str, Any]) -> CategorySpec:
     except (KeyError, TypeError, ValueError) as error:
         raise ConfigError(
             "the description of a category is not complete",
-            why=f"name, partitions and columns ([[name, type], …]) are needed: {error}",
-            fix="add what is missing",
+            why=f"it needs name, partitions and columns ([[name, type], …]): {error}",
+            fix="add the missing fields",
         ) from error
     for name, kind in spec.columns:
         is_lows = (name, kind) == LOW_COLUMN and spec.watermark == "producers"
@@ -110,14 +110,14 @@ def category_from_json(data: Mapping[str, Any]) -> CategorySpec:
 
 
 def has_no_times(spec: CategorySpec) -> bool:
-    """True if records from outside do not say when they happened."""
+    """True if records from outside have no event time."""
     return spec.watermark in ("event_time", "injector") and spec.format != "typed" and not spec.ts_column
 
 
 def no_time_note(spec: CategorySpec) -> str:
-    """Which event times the records of such a category get."""
+    """How records of such a category get their event times."""
     return (
-        f"{spec.name} has no time column: the event time of a record is the stamp that an Injector gives it; "
-        "what comes from files gets the moment at which it is published, in a backfill 0. If records carry "
+        f"{spec.name} has no time column: the event time of a record is the timestamp that an Injector "
+        "gives it; records from files get the time of publishing, in a backfill 0. If records contain "
         "their time, name its column: `ts_column`, or --ts of `penstock category --create`."
     )

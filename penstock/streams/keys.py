@@ -1,7 +1,7 @@
-"""A record's key as text, and which partition it belongs to: the same on every machine, for ever. Pure.
+"""Keys of records as text, and their partitions. Both must never change. Pure.
 
-The text of a key of one column is the value's own. NULL has the text `[null]`, so that it is a key of its
-own, apart from ''; a value with just this text, or with more opening brackets, gets another one in front. The
+The text of a key of one column is the text of the value. NULL has the text `[null]`, so that it differs from
+''; a value that is this text, or this text with more opening brackets, gets one more bracket in front. The
 text of a key of several columns is a JSON array of their texts, with null for NULL.
 """
 
@@ -21,35 +21,35 @@ _PARTS = msgspec.json.Decoder(list[str | None])
 
 
 def key_texts(values: pa.Array) -> pa.Array:
-    """The text of a key for each value of its one expression; never null."""
-    alike = _is_bracketed(values)
-    if alike is not None:
+    """The key text of each value, for a key of one expression; never null."""
+    bracketed = _is_bracketed(values)
+    if bracketed is not None:
         escaped = pc.binary_join_element_wise("[", values, "")
-        values = pc.if_else(alike, escaped, values)
+        values = pc.if_else(bracketed, escaped, values)
     return pc.fill_null(values, NULL_KEY)
 
 
 def key_sql(text: str) -> str:
-    """`key_texts` in Spark's SQL, of an expression that gives a string."""
+    """`key_texts` as Spark SQL, for a string expression."""
     return rf"coalesce(regexp_replace({text}, '^(\\[+null\\])\\z', '[$1'), '{NULL_KEY}')"
 
 
 def key_values(texts: pa.Array) -> pa.Array:
-    """The values of a key of one column, from their texts."""
-    alike = _is_bracketed(texts)
-    if alike is None:
+    """The values from the texts of a key of one column."""
+    bracketed = _is_bracketed(texts)
+    if bracketed is None:
         return texts
     values = pc.if_else(pc.equal(texts, NULL_KEY), pa.scalar(None, pa.string()), texts)
-    return pc.if_else(alike, pc.utf8_slice_codeunits(values, 1), values)
+    return pc.if_else(bracketed, pc.utf8_slice_codeunits(values, 1), values)
 
 
 def key_parts(text: str, count: int) -> list[str | None]:
-    """The texts of the columns of a key of several; of a key that is missing, NULL for each."""
+    """The texts of the columns of a key of several columns; for an empty key all NULL."""
     return _PARTS.decode(text) if text else [None] * count
 
 
 def has_null_part(texts: pa.Array, count: int) -> npt.NDArray[np.bool_]:
-    """Which of these keys of `count` columns have NULL in one of them: they are equal to no key."""
+    """Which of these keys of `count` columns contain NULL: such a key is not equal to any key."""
     if count == 1:
         found = pc.equal(texts, NULL_KEY)
     else:
@@ -61,7 +61,7 @@ def has_null_part(texts: pa.Array, count: int) -> npt.NDArray[np.bool_]:
 
 
 def _is_bracketed(texts: pa.Array) -> pa.Array | None:
-    """Which of these are `null]` behind one opening bracket or more; None if none is."""
+    """Which of these are `null]` after one or more opening brackets; None if none is."""
     ends = pc.ends_with(texts, _AFTER_BRACKETS)
     if not pc.any(ends).as_py():
         return None
@@ -75,7 +75,7 @@ def partition_of(key: str, partitions: int) -> int:
 
 
 def partitions_of(keys: pa.Array, partitions: int) -> npt.NDArray[np.int64]:
-    """`partition_of` for a column; each distinct key is hashed once. A null key counts as the empty one."""
+    """`partition_of` for a column; each distinct key is hashed once. A null key counts as the empty key."""
     encoded = pc.dictionary_encode(pc.fill_null(keys.cast(pa.string()), ""))
     if isinstance(encoded, pa.ChunkedArray):
         encoded = encoded.combine_chunks()

@@ -1,6 +1,6 @@
-"""A pipeline in this process alone: bus, state and Spark in one folder, no control plane, no containers.
+"""Runs a pipeline in this process: bus, state and Spark in one folder, without control plane and containers.
 
-The same tasks as in a fleet, one per job. What they did stays in the folder: run again, they go on.
+It runs the same tasks as a fleet, one per job. Their state stays in the folder, and the next run continues.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from penstock.streams.compile.plan import compile_pipeline
 from penstock.streams.data_plane import StreamDataPlane, intervals_of
 from penstock.streams.inspect.record_lines import LineRules, Lines, lines_of
 from penstock.streams.inspect.state_view import is_in_blocks
-from penstock.streams.package_shelf import UnpackedPackages
+from penstock.streams.package_store import UnpackedPackages
 from penstock.streams.places import open_log, open_rows
 from penstock.streams.rows.row_store import IntervalRef, key_after
 
@@ -35,12 +35,12 @@ if TYPE_CHECKING:
 
 TRIGGER_MS = 200
 SETTLED_ROUNDS = 4
-PAGE = 10_000  # timers that are looked at together
+PAGE = 10_000  # timers per read
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LocalPlace:
-    """A folder that holds everything of a local run; its streams may be elsewhere."""
+class LocalFolder:
+    """The folder of a local run; its bus may be elsewhere."""
 
     folder: Path
     bus_place: str = ""  # "": an embedded log in the folder
@@ -54,7 +54,7 @@ class LocalPlace:
         return f"sqlite:{self.folder / 'rows'}"
 
     def birth(self, job: str) -> str:
-        """The same each time in this folder. On a bus that others use too, no other folder's is like it."""
+        """A birth id that is stable for this folder; on a shared bus it differs between folders."""
         own = ""
         if self.bus_place:
             file = self.folder / "birth"
@@ -66,10 +66,10 @@ class LocalPlace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSummary:
-    """What a job of a run did, and what it has yet to do.
+    """Totals of one job of a run, and what is still pending.
 
-    `dropped`: late records that count in no result. `open_keys`: keys for which something waits for a later
-    low watermark: open windows, timers.
+    `dropped`: late records that are in no result. `open_keys`: keys with open windows or timers that wait for
+    a later low watermark.
     """
 
     job: str
@@ -77,53 +77,52 @@ class JobSummary:
     late: int = 0
     dropped: int = 0
     dead_letters: int = 0
-    waiting: int = 0  # records that it has not read
+    waiting: int = 0  # unread records
     wall_timers: int = 0
     open_keys: int = 0
 
     @property
     def line(self) -> str:
-        """For people."""
+        """One line of text for the user."""
         return (
             f"{self.job}: {self.records:,} records read, {self.late:,} late, {self.dropped:,} dropped, "
             f"{self.dead_letters:,} dead letters, {self.waiting:,} waiting"
         )
 
 
-def remarks_on(jobs: Sequence[JobSummary], open_inputs: Sequence[str], *, is_kept: bool) -> Iterator[str]:
-    """What people should know of a run that has ended: what is lost, what has yet to come, and what to do.
-    Pure.
-    """
+def notes_for(jobs: Sequence[JobSummary], open_inputs: Sequence[str], *, is_kept: bool) -> Iterator[str]:
+    """Warnings about a run that has ended: dropped and pending records, and what to do. Pure."""
     for job in jobs:
         if job.dropped:
             yield (
-                f"{job.job}: {job.dropped:,} of {job.records:,} records were late and count in no result; "
-                'give the category they come from a larger `lateness_ms`, or take them with late="update" '
+                f"{job.job}: {job.dropped:,} of {job.records:,} records were late and are in no result; "
+                'give their category a larger `lateness_ms`, or include them with late="update" '
                 '(windows) or late = "process" (computations)'
             )
         if job.dead_letters:
-            yield f"{job.job}: {job.dead_letters:,} records are dead letters; each says there why"
+            yield f"{job.job}: {job.dead_letters:,} records are dead letters; each has its reason there"
         if job.waiting:
-            yield f"{job.job}: {job.waiting:,} records are not read; the run was ended before"
+            yield f"{job.job}: {job.waiting:,} records are unread, because the run was ended before"
         if job.open_keys:
             why = f"{', '.join(open_inputs) or 'the input'} has not ended"
-            why += ", as --folder keeps it for more records" * (is_kept and bool(open_inputs))
+            why += " (with --folder it stays open for more records)" * (is_kept and bool(open_inputs))
             yield (
-                f"{job.job}: windows of {job.open_keys:,} keys are open, or their timers pending: {why}; "
-                "they end with later records, and at once in a run of all files without --folder"
+                f"{job.job}: {job.open_keys:,} keys have open windows or pending timers, because {why}; "
+                "they close with later records, or at the end of a run of all files without --folder"
             )
         if job.wall_timers:
             yield (
-                f"{job.job}: {job.wall_timers:,} timers of the clock are pending: the run ended before they "
-                "were due; run it with --follow until they have fired"
+                f"{job.job}: {job.wall_timers:,} wall timers are pending: the run "
+                "ended before they were due; "
+                "run it with --follow until they have fired"
             )
 
 
 class LocalRun:
-    """Prepares a pipeline in a folder, starts its tasks, and sees how far they are."""
+    """Prepares a pipeline in a folder, starts its tasks, and reports their progress."""
 
-    def __init__(self, place: LocalPlace, clock: Clock, *, is_kept: bool) -> None:
-        """`is_kept`: the folder stays, and another run may bring more records."""
+    def __init__(self, place: LocalFolder, clock: Clock, *, is_kept: bool) -> None:
+        """`is_kept`: the folder stays, and a later run may add records."""
         self._place, self._clock, self._is_kept = place, clock, is_kept
         self.log: Log = open_log(place.bus)
         self._rows = open_rows(place.rows)
@@ -136,7 +135,7 @@ class LocalRun:
         self._still = 0
 
     def create(self, specs: Sequence[CategorySpec]) -> None:
-        """Categories for records from outside."""
+        """Create categories for records from outside."""
         for spec in specs:
             self.log.create(spec)
 
@@ -162,10 +161,10 @@ class LocalRun:
         return compiled
 
     def publish(self, category: str, paths: Sequence[str], form: Lines, *, close: bool) -> int:
-        """Files of records, each once however often it is run. `close`: they are all there is.
+        """Publish files of records, each once even in repeated runs. `close`: no further files will come.
 
-        Then the input ends, and with it every window: at once where injectors tell the watermark; where it
-        follows event times, unless the folder is kept and its next run may go on with more.
+        Then the input ends, and all windows with it. An input whose watermark follows event times does not
+        end if the folder is kept, because the next run may add records.
         """
         spec, epoch, appended, producers = self.log.describe(category).spec, self._clock.now_ms(), 0, []
         for path in paths:
@@ -176,44 +175,44 @@ class LocalRun:
                 done = publish_lines(self.log, file, rules, name=path, producer=producers[-1], epoch=epoch)
                 appended += done.appended
         if close and (spec.watermark == "injector" or not self._is_kept):
-            # Only now: behind the word of the first file the records of the second would be late.
+            # After all files: the end of the first file would make the records of the second one late.
             for producer in producers:
                 close_input(self.log, category, producer=producer, epoch=epoch, now_ms=self._clock.now_ms())
             self._closed.add(category)
         return appended
 
     def _check_open(self, category: str, path: str, producer: str) -> None:
-        """Records behind the end of an input would all be late."""
+        """Refuse new records for an input that has ended: all of them would be late."""
         ended = self.log.watermark(category) >= LOW_MAX
         if ended and os.path.getsize(path) and not self.log.published_to(category, producer):
             raise ConfigError(
-                f"{path} comes too late: the input {category!r} of this folder has ended",
-                why="a run before this one said of its files that they are all; records behind the end would "
-                "be late, and dropped",
-                fix="use a new --folder for all files together, or --follow as long as more files come",
+                f"{path} cannot be added: the input {category!r} of this folder has ended",
+                why="an earlier run closed the input after its files; further "
+                "records would be late, and dropped",
+                fix="use a new --folder for all files together, or --follow while more files come",
             )
 
     def start(self, spark: Any) -> None:
-        """One task per job."""
+        """Start one task per job."""
         from penstock.streams.spark.tasks import SparkTasks
 
         package = self._package
         assert package is not None, "compile comes first"
-        shelf = UnpackedPackages(self._place.folder / "packages", lambda hash_: package.data)
+        packages = UnpackedPackages(self._place.folder / "packages", lambda hash_: package.data)
         self._tasks = SparkTasks(
             spark,
             bus=self._place.bus,
             rows=self._place.rows,
-            package_folder=shelf.folder_of,
+            package_folder=packages.folder_of,
             checkpoints=self._place.folder / "checkpoints",
-            die=_give_up,
+            die=_raise_not_stopping,
         )
         for name, config in self._configs.items():
             spec = single_task(name, self._place.birth(name), config)
             self._tasks.start(spec, shard_epoch=1)
 
-    def look(self) -> tuple[RunStatus, ...]:
-        """How the tasks are; ComputationFailed if one ended with an error."""
+    def poll(self) -> tuple[RunStatus, ...]:
+        """The statuses of the tasks; ComputationFailed if a task ended with an error."""
         assert self._tasks is not None, "start comes first"
         now_ms = self._clock.now_ms()
         for category in self.log.categories():
@@ -224,12 +223,12 @@ class LocalRun:
                 raise ComputationFailed(
                     f"task {status.task_id} {status.state}",
                     why=status.error,
-                    fix="correct what is named and run it again: it goes on with the record that failed",
+                    fix="correct the cause and run it again: it continues with the record that failed",
                 )
         return statuses
 
     def is_done(self, statuses: Sequence[RunStatus]) -> bool:
-        """Whether all that was given is read, and what follows from it has settled."""
+        """Whether all input is read, and the number of output records has not changed for some rounds."""
         ends = tuple(sum(self.log.end_offsets(name)) for name in sorted(self._categories()))
         is_idle = all(
             status.state is RunState.RUNNING
@@ -241,7 +240,7 @@ class LocalRun:
         return self._still >= SETTLED_ROUNDS
 
     def summary(self) -> tuple[JobSummary, ...]:
-        """What each job did in this folder, and what it has yet to do."""
+        """The summary of each job."""
         return tuple(self._summary_of(name) for name in self._configs)
 
     def open_inputs(self) -> tuple[str, ...]:
@@ -250,7 +249,7 @@ class LocalRun:
         return tuple(sorted(outside - self._categories() - self._closed))
 
     def new_records(self) -> Iterator[tuple[str, bytes]]:
-        """What came into the sinks since the last call, as (category, line)."""
+        """New records of the sinks since the last call, as (category, line)."""
         for (sink, partition), offset in list(self._shown.items()):
             end = self.log.end_offsets(sink)[partition]
             spec = self.log.describe(sink).spec
@@ -260,7 +259,7 @@ class LocalRun:
             self._shown[sink, partition] = max(offset, end)
 
     def stop(self) -> bool:
-        """Ask every task to end; True when all have."""
+        """Stop all tasks; True when all have ended."""
         assert self._tasks is not None, "start comes first"
         for status in self._tasks.poll():
             self._tasks.stop(status.task_id)
@@ -270,7 +269,7 @@ class LocalRun:
         return {output.category for config in self._configs.values() for output in config.outputs}
 
     def _ends(self, job: str) -> bool:
-        """Whether every input of a job ends: closed here, or written by jobs whose inputs end."""
+        """Whether all inputs of a job end: closed here, or written by jobs whose inputs end."""
         writers: dict[str, list[str]] = {}
         for name, config in self._configs.items():
             for output in config.outputs:
@@ -295,8 +294,8 @@ class LocalRun:
                     positions[category][ref.partition] = row.offsets[birth]
             wall, waiting = self._timers_of(ref)
             counts["wall_timers"] += wall
-            kept = row.kept.keys if in_blocks and row.kept is not None else None
-            counts["open_keys"] += waiting if kept is None else kept
+            stored_keys = row.kept.keys if in_blocks and row.kept is not None else None
+            counts["open_keys"] += waiting if stored_keys is None else stored_keys
         now_ms = self._clock.now_ms()
         return JobSummary(
             job=job,
@@ -312,7 +311,7 @@ class LocalRun:
         )
 
     def _timers_of(self, ref: IntervalRef) -> tuple[int, int]:
-        """How many timers wait for the clock, and how many keys for the low watermark."""
+        """The number of wall timers, and of keys with timers at the low watermark."""
         wall, keys, start = 0, set[str](), ("", "")
         while found := self._rows.scan_timers(ref, start=start, limit=PAGE):
             for one in found:
@@ -330,5 +329,5 @@ def _is_through(metrics: Mapping[str, float], is_bounded: bool) -> bool:
     return not is_bounded or metrics["output_low"] >= LOW_MAX
 
 
-def _give_up(reason: str) -> None:
-    raise ComputationFailed("a task does not end", why=reason, fix="end the command with Ctrl-C again")
+def _raise_not_stopping(reason: str) -> None:
+    raise ComputationFailed("a task does not stop", why=reason, fix="stop the command with Ctrl-C again")

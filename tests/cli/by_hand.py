@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
-from penstock.streams.package_shelf import UnpackedPackages
+from penstock.streams.package_store import UnpackedPackages
 from penstock.streams.spark.load import LoadMeter
 from penstock.streams.step.step import DONE, TaskDescriptor
 from tests.cli.world import World

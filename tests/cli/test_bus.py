@@ -98,7 +98,7 @@ def test_only_the_first_bad_lines_are_shown_and_all_are_counted(folder: Path, ru
 def test_a_time_that_no_clock_shows_is_refused(folder: Path, run: Run):
     file = a_file(folder, sale("a", 1, 2**62), '{"shop": "a", "ts": 1e300}')
     error = run("bus", "publish", "sales", file, "--folder", folder).is_refused()
-    assert "is no event time" in error and "line 2:" in error
+    assert "is not an event time" in error and "line 2:" in error
 
 
 def test_a_value_of_ten_megabytes_goes_through_and_comes_back(folder: Path, bus: EmbeddedLog, run: Run):

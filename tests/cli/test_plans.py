@@ -85,7 +85,7 @@ def test_what_cannot_be_run_yet_is_planned_and_not_submitted(empty: World, run: 
     assert run(*QUERIES_SIX, *folder).code == 0
     path, before = a_file(tmp_path, "windows.py", JOINED_SESSIONS), empty.everything()
     drawn = run("plan", path, *folder)
-    assert drawn.code == 1 and "cannot run yet" in drawn.text and "windows.join: join" in drawn.text
+    assert drawn.code == 1 and "cannot run these jobs" in drawn.text and "windows.join: join" in drawn.text
     assert "'windows.join' cannot be run yet" in drawn.error and "what to do" in drawn.error
     planned = run("plan", path, "-o", "json", *folder)
     assert planned.code == 1
@@ -115,7 +115,7 @@ def test_windows_are_planned_and_submitted(empty: World, run: Run, tmp_path: Pat
     assert run(*QUERIES_SIX, *folder).code == 0
     path = a_file(tmp_path, "windows.sql", WINDOWS_SQL)
     drawn = run("plan", path, *folder)
-    assert drawn.code == 0 and "cannot run yet" not in drawn.text
+    assert drawn.code == 0 and "cannot run these jobs" not in drawn.text
     assert run("submit", path, *folder).code == 0
 
 
@@ -229,7 +229,7 @@ def test_bad_files_of_sql_are_refused(empty: World, run: Run, tmp_path: Path):
     cases = {
         "SET x = 1;": "bad.sql:1: SET cannot be used",
         "ADD JAR '/x.jar'": "ADD JAR cannot be used",
-        "INSERT INTO x SELECT * FROM parquet.`/x`": "is no category",
+        "INSERT INTO x SELECT * FROM parquet.`/x`": "is not a category",
         "INSERT INTO x SELECT reflect('a', 'b') AS y FROM queries": "reflect() cannot be used",
         WORDS_SQL + "SELECT 1": "SELECT cannot be used",
     }

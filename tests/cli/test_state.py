@@ -83,16 +83,16 @@ def test_state_is_shown_in_every_form_and_nobody_notices(kept: World, run: Run, 
 
 def test_wrong_input_is_refused_in_three_parts(kept: World, run: Run, tmp_path: Path):
     at = ("--folder", kept.folder)
-    assert "keeps nothing for the key" in run("state", "get", COUNT, "nobody", *at).is_refused(3)
+    assert "stores nothing for the key" in run("state", "get", COUNT, "nobody", *at).is_refused(3)
     assert "no job" in run("state", "get", "no.job", "k", *at).is_refused(3)
-    assert "keeps no state" in run("state", "scan", PARSE, *at).is_refused()
-    assert "not a place" in run("state", "scan", COUNT, "--after", "query 1", *at).is_refused()
-    assert "not a place" in run("state", "timers", COUNT, "--after", '[1,"x"]', *at).is_refused()
+    assert "has no state" in run("state", "scan", PARSE, *at).is_refused()
+    assert "not the position" in run("state", "scan", COUNT, "--after", "query 1", *at).is_refused()
+    assert "not the position" in run("state", "timers", COUNT, "--after", '[1,"x"]', *at).is_refused()
     taken = tmp_path / "taken.jsonl"
     taken.write_text("mine")
     assert "is there already" in run("state", "export", COUNT, taken, *at).is_refused()
     assert taken.read_text() == "mine"
     assert "no known form" in run("state", "export", COUNT, tmp_path / "kept.csv", *at).is_refused()
     assert "no folder" in run("state", "export", COUNT, tmp_path / "no" / "kept.jsonl", *at).is_refused()
-    assert "keeps no state" in run("state", "export", PARSE, tmp_path / "none.jsonl", *at).is_refused()
+    assert "has no state" in run("state", "export", PARSE, tmp_path / "none.jsonl", *at).is_refused()
     assert not (tmp_path / "none.jsonl").exists()

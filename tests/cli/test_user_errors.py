@@ -12,7 +12,7 @@ from penstock.cli.fleet import tasks_table
 from penstock.cli.policies import doctor_text
 from penstock.core.errors import ComputationFailed, PenstockError
 from penstock.scaling.doctor.doctor import examine
-from penstock.streams.dsl.computation import Place, blaming
+from penstock.streams.dsl.computation import UserCall, report_user_errors
 from penstock.streams.spark.run_errors import readable
 from tests.cli.by_hand import Container
 from tests.cli.test_oncall_settings import HALVES, JOB, SHUFFLE, Records, inject, settle, shops
@@ -126,6 +126,6 @@ def test_messages_and_keys_have_limits_and_what_cannot_be_shown_ends_nothing():
             raise ValueError("no")
 
     for wrong, expected in ((ValueError("x" * 10_000), "ValueError: xxx"), (Unshown(), "cannot be shown")):
-        with pytest.raises(PenstockError) as caught, blaming(lambda: Place("j", "record at 1")):
+        with pytest.raises(PenstockError) as caught, report_user_errors(lambda: UserCall("j", "record at 1")):
             raise wrong
         assert expected in caught.value.why and len(caught.value.why) < 600

@@ -18,7 +18,7 @@ def settled(world: World) -> None:
 def test_a_pipeline_that_was_just_submitted_waits_for_its_injector(world: World, run: Run):
     settled(world)
     found = run("watermark", "zeitgeist", "--folder", world.folder, "-o", "json").json
-    assert {item["because"] for item in found["held_back"]} == {"no injector has begun"}
+    assert {item["because"] for item in found["held_back"]} == {"no injector has started"}
     assert {item["category"] for item in found["categories"]} >= {"queries"}
     names = {item["name"].partition("[")[0] for item in found["intervals"]}
     assert names == {PARSE, COUNT}
@@ -44,7 +44,9 @@ def test_a_job_is_explained_by_what_it_writes(world: World, run: Run):
 
 
 def test_a_name_that_nothing_has_is_refused(shared: World, run: Run):
-    assert "nothing that has a watermark" in run("watermark", "nope", "--folder", shared.folder).is_refused(3)
+    assert "there is no category, job or pipeline" in run(
+        "watermark", "nope", "--folder", shared.folder
+    ).is_refused(3)
 
 
 def test_without_jobs_there_is_nothing_to_hold(shared: World, run: Run):

@@ -16,7 +16,7 @@ from penstock.client.problems import TooMany
 from penstock.server import limits
 from penstock.server.limits import BODY_BYTES_MAX, JSON_DEPTH_MAX, shape_of
 from penstock.server.security import RateLimit
-from penstock.streams import package_shelf
+from penstock.streams import package_store
 from tests.server.world import JOB, World, a_world
 
 LAYER = f"/jobs/{JOB}/layers/oncall"
@@ -71,14 +71,14 @@ def test_an_announced_length_is_refused_before_a_byte_is_read():
 
 def test_a_package_over_its_limit_is_413_and_not_kept(shared: World):
     before = shared.everything()
-    headers = {"Content-Length": str(package_shelf.PACKAGE_BYTES_MAX + 1)}
+    headers = {"Content-Length": str(package_store.PACKAGE_BYTES_MAX + 1)}
     answer = shared.ask("PUT", f"/packages/{'0' * 64}", content=b"short", headers=headers)
     assert answer.status_code == 413
     assert shared.everything() == before
 
 
 def test_a_stranger_may_not_make_us_read_a_package(shared: World):
-    headers = {"Content-Length": str(package_shelf.PACKAGE_BYTES_MAX + 1)}
+    headers = {"Content-Length": str(package_store.PACKAGE_BYTES_MAX + 1)}
     answer = shared.ask("PUT", f"/packages/{'0' * 64}", role=None, content=b"short", headers=headers)
     assert answer.status_code == 401
 

@@ -11,7 +11,7 @@ import pytest
 from penstock.container.process_runner import ProcessRunner, find_groups
 from penstock.core.system_clock import SystemClock
 from penstock.jobs.tasks import RunState, RunStatus, TaskSpec
-from penstock.streams.package_shelf import UnpackedPackages
+from penstock.streams.package_store import UnpackedPackages
 from penstock.streams.spark.own_process import OwnProcessRunner, prepare_with
 from tests.kin import kin_of
 from tests.spark.test_tasks import CATEGORY, COUNT, PARSE, ZEITGEIST, publish, queries, reference

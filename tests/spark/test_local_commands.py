@@ -242,8 +242,8 @@ def test_what_a_run_leaves_open_is_told_and_visits_that_hang_on_a_timer_differ_i
     ran = ended(tmp_path, "run", "shop.py", "--local", *given)
     found = Counter(json.loads(line)["category"] for line in ran.stdout.splitlines())
     assert found == {"by_timer": 40, "by_time": 191, "per_hour": 191}
-    assert "shop.reminders: 40 timers of the clock are pending" in ran.stderr
-    assert "shop.timers: ByTimer uses timers" in ran.stderr and "windows of" not in ran.stderr
+    assert "shop.reminders: 40 wall timers are pending" in ran.stderr
+    assert "shop.timers: ByTimer uses timers" in ran.stderr and "open windows" not in ran.stderr
     for job in ("by_user", "timers", "times", "aggregate"):
         line = f"shop.{job}: 191 records read, 0 late, 0 dropped, 0 dead letters, 0 waiting"
         assert line in ran.stderr
@@ -257,7 +257,7 @@ def test_what_a_run_leaves_open_is_told_and_visits_that_hang_on_a_timer_differ_i
         "clicks.dead": 0,
     }
     assert (said["dead_letters"], said["late"], said["waiting"]) == (0, 0, 0)
-    assert "In a backfill they do not fire" in made.stderr
+    assert "They do not fire in a backfill" in made.stderr
 
 
 UNION = """

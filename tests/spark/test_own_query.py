@@ -14,7 +14,7 @@ from penstock.jobs.config import JobConfig, validate_config
 from penstock.jobs.tasks import single_task
 from penstock.streams.compile.packages import build_package
 from penstock.streams.data_plane import StreamDataPlane
-from penstock.streams.package_shelf import UnpackedPackages
+from penstock.streams.package_store import UnpackedPackages
 from penstock.streams.places import open_log, open_rows
 from tests.support.stage import wait_for
 

@@ -1,4 +1,4 @@
-"""Records that cannot be worked on: put aside with offset and reason, or the task stops at the first."""
+"""Records that cannot be processed: put aside with offset and reason, or the task stops at the first."""
 
 from __future__ import annotations
 

@@ -13,7 +13,17 @@ from typing import Any
 import sqlglot
 from sqlglot import exp
 
-from penstock.streams.compile.graph import Filter, FlatMap, Graph, KeyBy, Process, Select, Sink, Source, Union
+from penstock.streams.compile.graph import (
+    FilterStep,
+    FlatMapStep,
+    Graph,
+    KeyByStep,
+    ProcessStep,
+    SelectStep,
+    SinkStep,
+    SourceStep,
+    UnionStep,
+)
 
 Record = tuple[str | None, dict[str, Any]]
 
@@ -102,24 +112,24 @@ def run_graph(graph: Graph, inputs: Mapping[str, Sequence[Record]]) -> dict[str,
     for step in graph.ordered():
         given = [record for edge in graph.inputs_of(step.name) for record in made[edge.source]]
         match step:
-            case Source():
+            case SourceStep():
                 made[step.name] = list(inputs[step.category])
-            case Filter():
+            case FilterStep():
                 made[step.name] = [record for record in given if evaluated(step.condition, record[1])]
-            case Select():
+            case SelectStep():
                 made[step.name] = [
                     (key, {name_of(text): evaluated(text, row) for text in step.columns})
                     for key, row in given
                 ]
-            case FlatMap():
+            case FlatMapStep():
                 made[step.name] = list(_exploded(step.generator, given))
-            case Union():
+            case UnionStep():
                 made[step.name] = given
-            case KeyBy():
+            case KeyByStep():
                 made[step.name] = [(key_text(step.keys, row), row) for _, row in given]
-            case Process():
+            case ProcessStep():
                 made[step.name] = [(key, told(key, row)) for key, row in given]
-            case Sink():
+            case SinkStep():
                 sinks[step.category] = bag(given)
     return sinks
 

@@ -19,8 +19,8 @@ from penstock.streams.bus.log import LOW_MAX, LOW_MIN, CategorySpec, Log
 from penstock.streams.dsl.computation import Computation, Context, Record, Timer, Value
 from penstock.streams.rows.row_store import IntervalRef, RowStore, TimerRow
 from penstock.streams.step.stateful import (
+    CachedStates,
     InputRange,
-    KnownStates,
     OutputSpec,
     SharedChanges,
     StateCache,
@@ -63,12 +63,12 @@ class WorkersInTurn:
         news = SharedChanges(news_folder(), bytes_max)
         self._caches, self._turn = [StateCache(bytes_max, news) for _ in range(count)], 0
 
-    def take(self, ref: IntervalRef) -> KnownStates:
+    def take(self, ref: IntervalRef) -> CachedStates:
         self._turn += 1
         return self._of_turn().take(ref)
 
-    def give(self, ref: IntervalRef, known: KnownStates) -> None:
-        self._of_turn().give(ref, known)
+    def put_back(self, ref: IntervalRef, known: CachedStates) -> None:
+        self._of_turn().put_back(ref, known)
 
     def _of_turn(self) -> StateCache:
         return self._caches[self._turn % len(self._caches)]

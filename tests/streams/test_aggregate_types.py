@@ -19,7 +19,7 @@ from penstock.streams.bus.log import ARROW_TYPES, LOW_MAX
 from penstock.streams.compile.functions import AGGREGATE_NAMES, AGGREGATES, accepts
 from penstock.streams.dsl.windows import Firing, Spans, session, sliding, tumbling
 from penstock.streams.keys import partition_of
-from penstock.streams.operators.aggregates import Aggregates, Value
+from penstock.streams.operators.aggregates import Aggregates, AggregateValue
 from penstock.streams.operators.build import operator_of
 from penstock.streams.rows.memory import MemoryRows
 from tests.streams.operator_world import Event, Low, OperatorWorld, Rec
@@ -58,15 +58,15 @@ def test_every_type_of_column_is_drawn():
     assert VALUES.keys() == ARROW_TYPES.keys()
 
 
-def values_for(kind: str) -> list[Value]:
+def values_for(kind: str) -> list[AggregateValue]:
     """Each function that takes a column of this type, and count(*)."""
-    made = [Value(name="v0", function="count", column=None, parameter=None, type="bigint")]
+    made = [AggregateValue(name="v0", function="count", column=None, parameter=None, type="bigint")]
     for name, signature in AGGREGATES.items():
         if name in AGGREGATE_NAMES or not accepts(signature.kinds[0], kind):
             continue
         total = "bigint" if kind in ("int", "bigint") else "double"
         made.append(
-            Value(
+            AggregateValue(
                 name=f"v{len(made)}",
                 function=name,
                 column="x",
@@ -86,7 +86,7 @@ def test_every_function_meets_every_type_it_takes():
     assert functions["double"] == functions["float"] and functions["array<int>"] == {"count"}
 
 
-def one_pass(value: Value, kind: str, values: Sequence[Any]) -> Any:
+def one_pass(value: AggregateValue, kind: str, values: Sequence[Any]) -> Any:
     """The value of all of these at once."""
     aggregates = Aggregates([value])
     table = pa.table({"_key": pa.array(["k"] * len(values)), "x": pa.array(values, ARROW_TYPES[kind])})

@@ -112,6 +112,6 @@ def test_the_state_of_another_plan_is_refused():
     assert isinstance(world.rows, MemoryRows)
     (interval,) = world.rows._intervals.values()
     for states, why in ((interval.states, "other columns"), ({"k": b"\xff"}, "")):
-        with pytest.raises(StateMismatch, match="does not fit its dedup") as caught:
+        with pytest.raises(StateMismatch, match="does not match its dedup") as caught:
             step._decoded(states, "job")  # type: ignore[attr-defined]
         assert why in caught.value.why and "reset" in caught.value.fix

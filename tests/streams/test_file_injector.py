@@ -16,7 +16,7 @@ from penstock.core.errors import ConfigError, Fenced
 from penstock.streams.bus.embedded.log import EmbeddedLog
 from penstock.streams.bus.log import LOW_MAX, LOW_MIN, CategorySpec, Log
 from penstock.streams.bus.memory import MemoryLog
-from penstock.streams.dsl.file_injector import FileInjector, FilePlace, find_files, low_of_files
+from penstock.streams.dsl.file_injector import FileInjector, FileProgress, find_files, low_watermark_of
 from penstock.streams.inspect.record_lines import LineRules
 from tests.tidy_rules import ROOT
 from tests.waiting import LIMIT_S, until
@@ -65,17 +65,20 @@ def a_log() -> MemoryLog:
     ("places", "low"),
     [
         ([], None),
-        ([FilePlace(next=5)], 5),
-        ([FilePlace(last=9)], 9),  # at its end, and the newest
-        ([FilePlace(last=9), FilePlace(next=20)], 20),  # nothing more is expected of the older one
-        ([FilePlace(last=9, next=12), FilePlace(next=20)], 12),
-        ([FilePlace(next=30), FilePlace(last=20)], 20),
-        ([FilePlace(last=9), FilePlace()], None),  # the newer one is still empty
-        ([FilePlace(last=9, is_open=True), FilePlace(next=20)], None),  # lines that do not tell their time
+        ([FileProgress(next=5)], 5),
+        ([FileProgress(last=9)], 9),  # at its end, and the newest
+        ([FileProgress(last=9), FileProgress(next=20)], 20),  # nothing more is expected of the older one
+        ([FileProgress(last=9, next=12), FileProgress(next=20)], 12),
+        ([FileProgress(next=30), FileProgress(last=20)], 20),
+        ([FileProgress(last=9), FileProgress()], None),  # the newer one is still empty
+        (
+            [FileProgress(last=9, is_open=True), FileProgress(next=20)],
+            None,
+        ),  # lines that do not tell their time
     ],
 )
-def test_the_low_is_that_of_the_oldest_line_not_sent(places: list[FilePlace], low: int | None):
-    assert low_of_files(places) == low
+def test_the_low_is_that_of_the_oldest_line_not_sent(places: list[FileProgress], low: int | None):
+    assert low_watermark_of(places) == low
 
 
 def test_lines_that_are_appended_follow_once_each(tmp_path: Path):
@@ -126,7 +129,7 @@ def test_a_file_that_was_cut_is_refused_by_name(tmp_path: Path):
     write(path, 10, 20)
     injector(log).round([path], now_ms=1000)
     write(path, 30, mode="w")
-    with pytest.raises(ConfigError, match="shorter than what was sent"):
+    with pytest.raises(ConfigError, match="shorter than the part that was sent"):
         injector(log, epoch=2).round([path], now_ms=2000)
 
 

@@ -55,21 +55,21 @@ def holder(topology: Topology) -> HeldBack:
 def test_the_slowest_injector_is_named_through_the_jobs_between():
     topology = two_stages(an_interval(0, 50), an_interval(1, 50), source=injected(50, ("a", 90), ("b", 50)))
     found = holder(topology)
-    assert (found.who, found.path) == ("injector b", ("out", "j[0]", "in"))
-    assert found.text == "held back by injector b, because it said 1970-01-01T00:00:00.050Z last"
+    assert (found.holder, found.path) == ("injector b", ("out", "j[0]", "in"))
+    assert found.text == "held back by injector b, because it last reported 1970-01-01T00:00:00.050Z"
 
 
 def test_an_injector_that_never_came_is_named():
     topology = two_stages(an_interval(0, LOW_MIN), source=injected(LOW_MIN, ("a", 90), ("b", LOW_MIN)))
     assert holder(topology).text == "held back by injector b, because it has not reported yet"
     empty = two_stages(an_interval(0, LOW_MIN), source=injected(LOW_MIN))
-    assert holder(empty).because == "no injector has begun"
+    assert holder(empty).reason == "no injector has started"
 
 
 def test_an_interval_with_records_to_read_holds_what_its_input_has_passed():
     behind = an_interval(1, 20, inputs=(InputLow(category="in", low=20, waiting=1234),))
     topology = two_stages(an_interval(0, 90), behind, source=injected(90, ("a", 90)))
-    assert holder(topology).who == "j[1]" and "1,234 records of in" in holder(topology).because
+    assert holder(topology).holder == "j[1]" and "1,234 records of in" in holder(topology).reason
 
 
 def test_why_an_interval_does_not_go_on_is_said_with_it():
@@ -77,7 +77,7 @@ def test_why_an_interval_does_not_go_on_is_said_with_it():
         0, 20, inputs=(InputLow(category="in", low=20, waiting=3),), trouble="the job is stopped"
     )
     found = holder(two_stages(behind, source=injected(90, ("a", 90))))
-    assert found.because == "it has 3 records of in to read; the job is stopped"
+    assert found.reason == "it has 3 records of in to read; the job is stopped"
 
 
 @pytest.mark.parametrize(
@@ -91,21 +91,21 @@ def test_why_an_interval_does_not_go_on_is_said_with_it():
 def test_an_interval_that_holds_itself_says_with_what(outbox: int | None, because: str):
     holding = an_interval(0, 80, 30, outbox=outbox)
     found = holder(two_stages(holding, source=injected(80, ("a", 80))))
-    assert found.who == "j[0]" and because in found.because
+    assert found.holder == "j[0]" and because in found.reason
 
 
 def test_a_partition_without_newer_records_is_named():
     source = a_category("in", 40, "event_time", partitions=(90, 40), lateness_ms=10)
     topology = two_stages(an_interval(0, 90), an_interval(1, 40), source=source)
-    assert holder(topology).who == "partition 1 of in"
-    assert "newest record is from 1970-01-01T00:00:00.050Z; without idle_after_ms" in holder(topology).because
-    assert find_holder(topology, "in").who == "partition 1 of in"
+    assert holder(topology).holder == "partition 1 of in"
+    assert "newest record is from 1970-01-01T00:00:00.050Z; without idle_after_ms" in holder(topology).reason
+    assert find_holder(topology, "in").holder == "partition 1 of in"
 
 
 def test_a_partition_that_has_never_had_a_record_is_named():
     source = a_category("in", LOW_MIN, "event_time", partitions=(90, LOW_MIN), idle_after_ms=5)
     topology = two_stages(an_interval(0, 90), an_interval(1, LOW_MIN), source=source)
-    assert holder(topology).text == "held back by partition 1 of in, because nothing has come there yet"
+    assert holder(topology).text == "held back by partition 1 of in, because it has no records yet"
 
 
 def test_a_low_that_was_not_told_holds():
@@ -118,25 +118,25 @@ def test_a_low_that_was_not_told_holds():
     found = find_holder(
         Topology(categories={**topology.categories, "out": early}, intervals=topology.intervals), "out"
     )
-    assert "has not said so" in found.because
+    assert "has not reported it" in found.reason
 
 
 def test_a_producer_that_no_job_has_is_named():
     gone = a_category("out", 5, producers=(ProducerLow(name="x", low=5),))
     found = find_holder(Topology(categories={"out": gone}), "out")
-    assert found.who == "producer x" and "no job that runs has it" in found.because
+    assert found.holder == "producer x" and "belongs to no running job" in found.reason
 
 
 def test_nobody_holds_what_has_ended():
     assert find_holder(Topology(categories={"out": a_category("out", LOW_MAX)}), "out").text == (
-        "nobody: all has come"
+        "nothing holds it back: the input has ended"
     )
 
 
-def test_a_circle_ends():
+def test_a_cycle_ends():
     loop = an_interval(0, 5, inputs=(InputLow(category="out", low=5, waiting=0),))
     topology = two_stages(loop, source=injected(9, ("a", 9)))
-    assert "circle" in holder(topology).because
+    assert "cycle" in holder(topology).reason
 
 
 def test_upstream_is_the_category_and_all_it_depends_on_once():

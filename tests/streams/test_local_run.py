@@ -14,7 +14,7 @@ from penstock.core.system_clock import SystemClock
 from penstock.server.bodies import NewCategory
 from penstock.streams.bus.log import LATENESS_MS, LOW_MAX, CategorySpec
 from penstock.streams.inspect.record_lines import Lines
-from penstock.streams.local_run import JobSummary, LocalPlace, LocalRun, remarks_on
+from penstock.streams.local_run import JobSummary, LocalFolder, LocalRun, notes_for
 from penstock.testing import PipelineRun
 from tests.contracts.buses import assert_three_parts
 
@@ -82,7 +82,7 @@ def test_a_join_of_files_without_a_lateness_loses_nothing(
 
 
 def a_run(folder: Path, *categories: dict[str, Any], is_kept: bool) -> LocalRun:
-    run = LocalRun(LocalPlace(folder=folder), SystemClock(), is_kept=is_kept)
+    run = LocalRun(LocalFolder(folder=folder), SystemClock(), is_kept=is_kept)
     run.create(read_specs([written(folder, f"{item['name']}.json", item) for item in categories]))
     return run
 
@@ -123,7 +123,7 @@ def test_a_file_behind_the_end_of_its_input_is_refused_and_the_same_file_is_not(
 
 
 def test_a_run_without_losses_has_nothing_to_remark():
-    assert list(remarks_on([JobSummary(job="a", records=7, late=2)], ["clicks"], is_kept=True)) == []
+    assert list(notes_for([JobSummary(job="a", records=7, late=2)], ["clicks"], is_kept=True)) == []
 
 
 def test_all_that_is_lost_or_has_yet_to_come_is_told_with_its_number_and_what_to_do():
@@ -131,8 +131,8 @@ def test_all_that_is_lost_or_has_yet_to_come_is_told_with_its_number_and_what_to
         job="a", records=100, late=40, dropped=36, dead_letters=5, waiting=4, wall_timers=3, open_keys=2
     )
     assert job.line == "a: 100 records read, 40 late, 36 dropped, 5 dead letters, 4 waiting"
-    late, dead, waiting, windows, timers = remarks_on([job], ["clicks"], is_kept=True)
+    late, dead, waiting, windows, timers = notes_for([job], ["clicks"], is_kept=True)
     assert "36 of 100 records" in late and "lateness_ms" in late
-    assert "5 records are dead letters" in dead and "4 records are not read" in waiting
-    assert "2 keys" in windows and "clicks has not ended, as --folder keeps it" in windows
-    assert "3 timers of the clock" in timers and "--follow" in timers
+    assert "5 records are dead letters" in dead and "4 records are unread" in waiting
+    assert "2 keys" in windows and "clicks has not ended (with --folder it stays open" in windows
+    assert "3 wall timers" in timers and "--follow" in timers

@@ -48,7 +48,7 @@ class World:
 
     def _prepare(self, spec: TaskSpec, shard_epoch: int, folder: Path) -> list[str]:
         if not self.command:
-            raise NotFound("there is no package", why="nobody put it here", fix="submit again")
+            raise NotFound("there is no package", why="it was never stored here", fix="submit again")
         return [str(folder) if part == "FOLDER" else part for part in self.command]
 
     def start(self, *command: str, **config: object) -> None:

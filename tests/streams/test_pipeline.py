@@ -6,7 +6,7 @@ import pytest
 
 from penstock import sliding, tumbling
 from penstock.core.errors import PipelineError
-from penstock.streams.compile.graph import Edge, KeyBy, Process, Select, Sink, Source
+from penstock.streams.compile.graph import Edge, KeyByStep, ProcessStep, SelectStep, SinkStep, SourceStep
 from penstock.streams.dsl.computation import Computation
 from penstock.streams.dsl.pipeline import Pipeline
 
@@ -57,12 +57,12 @@ def test_steps_keep_what_was_written():
         Watch, name="w"
     )["alerts"].sink("s", partitions=7)
     source, select, key, process, sink = p.graph().steps
-    assert isinstance(source, Source) and (source.category, source.start) == ("q", "latest")
-    assert isinstance(select, Select) and (select.name, select.columns) == ("cut", ("a AS b", "c"))
-    assert isinstance(key, KeyBy) and key.keys == ("b", "c")
-    assert isinstance(process, Process) and (process.computation, process.late) == ("Watch", "process")
+    assert isinstance(source, SourceStep) and (source.category, source.start) == ("q", "latest")
+    assert isinstance(select, SelectStep) and (select.name, select.columns) == ("cut", ("a AS b", "c"))
+    assert isinstance(key, KeyByStep) and key.keys == ("b", "c")
+    assert isinstance(process, ProcessStep) and (process.computation, process.late) == ("Watch", "process")
     assert process.outputs[1] == ("alerts", (("query", "string"), ("why", "string")))
-    assert isinstance(sink, Sink) and (sink.category, sink.partitions) == ("s", 7)
+    assert isinstance(sink, SinkStep) and (sink.category, sink.partitions) == ("s", 7)
     assert p.graph().edges[-1] == Edge(source="w", target="s", stream="alerts")
 
 
@@ -156,20 +156,26 @@ MISTAKES = {
     "step name": (lambda: _a().filter("a", name="a b"), ["name of a step", '"a_b"']),
     "two sources": (
         _two_sources,
-        ["two steps called 'q'", "the other one is at test_pipeline.py:", 'name="…"'],
+        ["two steps named 'q'", "the other one is at test_pipeline.py:", 'name="…"'],
     ),
-    "two keys": (_same_names, ["two steps called 'by_a'"]),
-    "self feeding": (lambda: _a().sink("q"), ["both a source and a sink", "feed itself"]),
+    "two keys": (_same_names, ["two steps named 'by_a'"]),
+    "self feeding": (lambda: _a().sink("q"), ["both a source and a sink", "read its own output"]),
     "self feeding, reversed": (_sink_then_source, ["both a source and a sink"]),
-    "dead letters": (lambda: _a().sink("q.dead"), ["cannot be a sink", "do not parse"]),
+    "dead letters": (lambda: _a().sink("q.dead"), ["cannot be a sink", "dead-letter category"]),
     "written twice": (_twice_written, ["written twice", "step 'one'"]),
     "empty filter": (lambda: _a().filter(""), ["filter() needs Spark SQL text", "lang = 'en'"]),
     "lambda": (lambda: _a().filter(lambda row: True), ["filter() needs Spark SQL text", "inside Spark"]),
     "empty select": (lambda: _a().select(), ["select() needs Spark SQL text"]),
     "empty key": (lambda: _a().key_by(), ["key_by() needs Spark SQL text"]),
-    "an object": (lambda: _a().key_by("a").process(Count()), ["process() needs a class", "the class itself"]),
-    "a function": (lambda: _a().key_by("a").process(len), ["process() needs a class"]),
-    "another class": (lambda: _a().key_by("a").process(NotAComputation), ["process() needs a class"]),
+    "an object": (
+        lambda: _a().key_by("a").process(Count()),
+        ["process() needs a subclass of Computation", "the class itself"],
+    ),
+    "a function": (lambda: _a().key_by("a").process(len), ["process() needs a subclass of Computation"]),
+    "another class": (
+        lambda: _a().key_by("a").process(NotAComputation),
+        ["process() needs a subclass of Computation"],
+    ),
     "a nested class": (
         lambda: _a().key_by("a").process(_nested()),
         ["is defined inside _nested", "top level"],
@@ -182,24 +188,24 @@ MISTAKES = {
     ),
     "reserved output": (
         lambda: _a().key_by("a").process(_odd({"out": {"_n": "int"}})),
-        ["'_n'", "belong to Penstock"],
+        ["'_n'", "reserved for system columns"],
     ),
     "output case": (
         lambda: _a().key_by("a").process(_odd({"out": {"n": "int", "N": "int"}})),
-        ["comes twice", "case"],
+        ["there are two columns named", "case"],
     ),
     "stream name": (lambda: _a().key_by("a").process(_odd({"a b": {"n": "int"}})), ["name of a stream"]),
     "late": (lambda: _a().key_by("a").process(_odd({"out": {"n": "int"}}, late="keep")), ["late is 'keep'"]),
-    "one class name": (_two_classes_of_one_name, ["two computations called 'Odd'"]),
+    "one class name": (_two_classes_of_one_name, ["two computations named 'Odd'"]),
     "stream for dead letters": (
         lambda: _a().key_by("a").process(_odd({"dead": {"n": "int"}})),
-        ["can be called 'dead'", "could not be read"],
+        ["stream named 'dead'", "could not be read"],
     ),
     "union of nothing": (lambda: _a().union(), ["union() needs other streams"]),
     "union of text": (lambda: _a().union("q"), ["union() needs other streams"]),
     "two pipelines": (
         lambda: _a().union(Pipeline("other").source("r")),
-        ["mixes streams of two pipelines", "'other'"],
+        ["reads streams of two pipelines", "'other'"],
     ),
     "empty flat_map": (lambda: _a().flat_map(""), ["flat_map() needs Spark SQL text", "explode"]),
     "no window": (lambda: _a().key_by("a").window("10s"), ["window('10s')", "tumbling"]),
@@ -211,7 +217,7 @@ MISTAKES = {
     ),
     "endless join": (lambda: _a().key_by("a").join(_a().key_by("a")), ["within= or window="]),
     "join of a kind": (lambda: _a().join(_a(), within=(0, 1), how="anti"), ["inner, left, outer"]),
-    "endless dedup": (lambda: _a().key_by("a").dedup(), ["dedup() needs within=", "grow for ever"]),
+    "endless dedup": (lambda: _a().key_by("a").dedup(), ["dedup() needs within=", "grow without limit"]),
     "dedup by both": (
         lambda: _a().key_by("a").dedup(within="1s", window=tumbling(5)),
         ["within= or window="],
@@ -249,7 +255,7 @@ def test_a_mistake_is_told_where_it_was_made(mistake):
 
 @pytest.mark.parametrize("length", ["10", "s", "-5s", "0s", "1.5s", "5 moons", 0, -1, True, None, "9999999d"])
 def test_what_is_no_length_of_time_is_told(length):
-    with pytest.raises(PipelineError, match="is no length of time") as caught:
+    with pytest.raises(PipelineError, match="is not a duration") as caught:
         tumbling(length)
     assert caught.value.why and caught.value.fix
 

@@ -12,7 +12,7 @@ from penstock.core.errors import ConfigError, NotFound, PipelineError
 from penstock.streams.bus.log import CategorySpec
 from penstock.streams.catalogue import StaticCatalogue, category_from_json, category_to_json
 from penstock.streams.compile.drawing import WIDTH, draw_plan
-from penstock.streams.compile.graph import Edge, Filter, Graph, Place, Sink, Source
+from penstock.streams.compile.graph import CodeLocation, Edge, FilterStep, Graph, SinkStep, SourceStep
 from penstock.streams.compile.plan import compile_graph
 from tests.streams.plans import (
     CATALOGUE,
@@ -54,11 +54,11 @@ MISTAKES = {
         lambda p: p.source("zzz").sink("x"),
         ["the bus has: events, queries", "create the category"],
     ),
-    "no sink": (lambda p: p.source("queries"), ["step 'queries' leads nowhere", '.sink("<category>")']),
-    "no sink after filter": (lambda p: p.source("queries").filter("ts > 0"), ["step 'filter' leads nowhere"]),
+    "no sink": (lambda p: p.source("queries"), ["nothing reads step 'queries'", '.sink("<category>")']),
+    "no sink after filter": (lambda p: p.source("queries").filter("ts > 0"), ["nothing reads step 'filter'"]),
     "one branch ends": (
         lambda p: [p.source("queries").key_by("query").process(Watch)["alerts"].sink("a")],
-        ["stream 'counts' of step 'watch' leads nowhere", '.stream("counts").sink'],
+        ["nothing reads stream 'counts' of step 'watch'", '.stream("counts").sink'],
     ),
     "no key": (
         _process_without_key,
@@ -86,12 +86,12 @@ MISTAKES = {
     ),
     "clock": (
         lambda p: p.source("queries").select("now() AS t").sink("x"),
-        ["now() cannot be used", "repeated"],
+        ["now() cannot be used", "retried"],
     ),
-    "column twice": (lambda p: p.source("queries").select("ts", "ts").sink("x"), ["column 'ts' comes twice"]),
+    "column twice": (lambda p: p.source("queries").select("ts", "ts").sink("x"), ["two columns named 'ts'"]),
     "column twice but for case": (
         lambda p: p.source("queries").select("ts", "ts AS TS").sink("x"),
-        ["'TS' comes twice", "upper from lower"],
+        ["two columns named 'TS'", "ignores the case"],
     ),
     "odd column name": (lambda p: p.source("queries").select("ts AS `a b`").sink("x"), ["'a b'", '"a_b"']),
     "float key": (
@@ -114,11 +114,11 @@ MISTAKES = {
     "binary key": (lambda p: p.source("queries").key_by("unhex(query)").sink("x"), ["it is binary", "hex("]),
     "no array": (
         lambda p: p.source("queries").flat_map("explode(query) AS w").sink("x"),
-        ["'query' is no array: it is string", "split(query, ' ')"],
+        ["'query' is not an array: it is string", "split(query, ' ')"],
     ),
     "no generator": (
         lambda p: p.source("queries").flat_map("split(query, ' ') AS w").sink("x"),
-        ["does not make records of an array", 'write "explode(array) AS name"'],
+        ["is not a generator", 'write "explode(array) AS name"'],
     ),
     "unknown column in a generator": (
         lambda p: p.source("queries").flat_map("explode(split(qery, ' ')) AS w").sink("x"),
@@ -134,11 +134,16 @@ MISTAKES = {
     ),
     "generator takes a name that is there": (
         lambda p: p.source("queries").flat_map("explode(split(query, ' ')) AS lang").sink("x"),
-        ["column 'lang' comes twice"],
+        ["two columns named 'lang'"],
     ),
     "union of different columns": (
         lambda p: p.source("queries").select("query").union(p.source("events").select("user")).sink("x"),
-        ["'select' and 'select_2' have different columns", "query string", "user string", "not guessed"],
+        [
+            "'select' and 'select_2' have different columns",
+            "query string",
+            "user string",
+            "not matched automatically",
+        ],
     ),
     "union of different types": (
         lambda p: p.source("queries").select("ts AS n").union(p.source("events").select("n")).sink("x"),
@@ -176,7 +181,7 @@ MISTAKES = {
     ),
     "top takes a name that is there": (
         lambda p: topped(p, tumbling("1s"), select=("n AS rank", "window_start", "window_end"), by="rank"),
-        ["column 'rank' comes twice"],
+        ["two columns named 'rank'"],
     ),
     "key that has no name": (
         lambda p: counted(p.source("queries").key_by("lower(query)"), "count(*) AS n"),
@@ -299,21 +304,21 @@ def test_a_sink_that_exists_must_fit(there, said):
 def test_what_no_job_may_have_is_refused_when_the_pipeline_is_compiled():
     p = a_pipeline()
     p.source("queries").select(*(f"ts + {n} AS n{n}" for n in range(1001))).sink("wide")
-    with pytest.raises(PipelineError, match="does not fit into jobs") as caught:
+    with pytest.raises(PipelineError, match="does not compile to valid job configs") as caught:
         compiled(p)
     assert "at most 1000 items" in caught.value.why and len(caught.value.why) < 1000
 
 
 def test_a_graph_from_elsewhere_may_not_run_in_a_circle():
-    place = Place(file="x.sql", line=1)
+    place = CodeLocation(file="x.sql", line=1)
     graph = Graph(
         name="p",
         partitions=1,
         steps=(
-            Source(name="s", place=place, category="queries"),
-            Filter(name="a", place=place, condition="ts > 0"),
-            Filter(name="b", place=place, condition="ts > 0"),
-            Sink(name="x", place=place, category="x"),
+            SourceStep(name="s", place=place, category="queries"),
+            FilterStep(name="a", place=place, condition="ts > 0"),
+            FilterStep(name="b", place=place, condition="ts > 0"),
+            SinkStep(name="x", place=place, category="x"),
         ),
         edges=(
             Edge(source="b", target="a"),
@@ -321,7 +326,7 @@ def test_a_graph_from_elsewhere_may_not_run_in_a_circle():
             Edge(source="s", target="x"),
         ),
     )
-    with pytest.raises(PipelineError, match="runs in a circle") as caught:
+    with pytest.raises(PipelineError, match="has a cycle") as caught:
         compile_graph(graph, CATALOGUE, PACKAGE)
     assert caught.value.why and caught.value.fix
 

@@ -85,14 +85,14 @@ def test_windows_over_a_category_without_a_time_column_are_told_of(watermark: st
 @pytest.mark.parametrize(
     ("step", "said"),
     [
-        (Newest, ["Newest gets the records of a key in the order in which they arrive"]),
+        (Newest, ["Newest gets the records of a key in the order of arrival"]),
         (Visits, ["Visits uses timers"]),
-        (Reminder, ["Reminder gets the records", "Reminder sets timers of the clock"]),
+        (Reminder, ["Reminder gets the records", "Reminder sets wall timers"]),
         (Tables, ["Tables gets the records"]),
     ],
 )
 def test_a_computation_that_may_differ_in_a_backfill_is_told_of(step: Any, said: list[str]):
     notes = compiled(step).notes
     assert [part in note for part, note in zip(said, notes, strict=True)] == [True] * len(said)
-    assert all("docs/pipelines.md" in note or "clock" in note for note in notes)
+    assert all("docs/pipelines.md" in note or "wall timers" in note for note in notes)
     assert all(note.startswith("shops.counts: ") for note in notes)

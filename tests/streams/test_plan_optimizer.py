@@ -232,10 +232,15 @@ def _filter_behind_flat_map(p):
 RULES = {
     "superseded": (_superseded, "drop shuffle", ("by_lang",), "replaced by a later one"),
     "same key twice": (_same_key_twice, "share shuffle", ("two", "one"), "the same key"),
-    "key of a sink": (_key_of_a_sink, "drop shuffle", ("by_query",), "whoever writes them"),
+    "key of a sink": (_key_of_a_sink, "drop shuffle", ("by_query",), "the writer partitions them"),
     "filter behind key": (_filter_behind_key, "push filter", ("filter", "by_query"), "need not go through"),
     "projection": (_projection_behind_key, "push projection", ("select", "by_query"), "by_query writes"),
-    "filter behind projection": (_filter_behind_projection, "push filter", ("filter", "select"), "as it is"),
+    "filter behind projection": (
+        _filter_behind_projection,
+        "push filter",
+        ("filter", "select"),
+        "does not change",
+    ),
     "filter behind flat_map": (
         _filter_behind_flat_map,
         "push filter",

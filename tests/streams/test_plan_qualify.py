@@ -82,25 +82,25 @@ REFUSED: dict[str, tuple[str, list[str]]] = {
     ),
     "QUALIFY the last": (
         f"{INSERT} QUALIFY row_number() OVER (PARTITION BY query, window(event_time, '1h') ORDER BY ts DESC) = 1",
-        ["first by event_time"],
+        ["first record by event_time"],
     ),
     "QUALIFY the second": (
         f"{INSERT} QUALIFY row_number() OVER (PARTITION BY query, window(event_time, '1h') ORDER BY event_time) = 2",
-        ["the first few"],
+        ["keep the first records"],
     ),
     "QUALIFY by no number": (
         f"{INSERT} QUALIFY row_number() OVER (PARTITION BY query, window(event_time, '1h') ORDER BY event_time) = ts",
-        ["written out"],
+        ["a literal"],
     ),
     "QUALIFY with a frame": (
         f"{INSERT} QUALIFY row_number() OVER (PARTITION BY query, window(event_time, '1h') "
         "ORDER BY event_time ROWS BETWEEN 1 PRECEDING AND CURRENT ROW) = 1",
-        ["no frame of rows"],
+        ["without a frame"],
     ),
     "QUALIFY by a window that slides": (
         f"{INSERT} QUALIFY row_number() OVER (PARTITION BY query, window(event_time, '1h', '1m') "
         "ORDER BY event_time) = 1",
-        ["first of several windows"],
+        ["exactly one window"],
     ),
     "top by something else": (
         "INSERT INTO out SELECT query, count(*) AS n FROM queries GROUP BY query, window(event_time, '1s') "

@@ -36,9 +36,9 @@ from penstock.streams.step.record_ids import (
     INDEX,
     Chunk,
     DropRepeated,
+    FilterCache,
     IdFilters,
-    KeptFilters,
-    _absorbed,
+    _chunks_to_merge,
     _digests,
     _first_ids,
 )
@@ -208,9 +208,9 @@ def test_ids_are_cleared_away_once_the_low_has_passed_them_by_the_slack():
 def test_more_than_a_steps_share_is_cleared_away_in_several_steps():
     chunks = [Chunk(1000, 0, version, CHUNK_IDS_MAX // 2, 0) for version in range(5)]
     assert _first_ids(chunks) == chunks[:2] and _first_ids([Chunk(1, 0, 1, 10**9, 0)]) != []
-    assert _absorbed(chunks, 1000, 1) == ([], 0)
+    assert _chunks_to_merge(chunks, 1000, 1) == ([], 0)
     small = [Chunk(1000, 0, version, 1, 0) for version in range(FAN - 1)]
-    assert _absorbed(small, 1000, 1) == (small, 1) and _absorbed(small, 2000, 1) == ([], 0)
+    assert _chunks_to_merge(small, 1000, 1) == (small, 1) and _chunks_to_merge(small, 2000, 1) == ([], 0)
 
 
 def test_many_steps_leave_few_chunks():
@@ -247,7 +247,7 @@ def logs(draw: st.DrawFn) -> list[Event]:
 def test_what_is_dropped_is_a_function_of_the_log_whoever_dies_and_whatever_a_filter_suspects(
     events: list[Event], cuts: list[int], deaths: list[int], suspicious: bool, cached: bool
 ):
-    kept = KeptFilters()
+    kept = FilterCache()
     filters: Callable[[], IdFilters] = Suspicious if suspicious else lambda: kept.of("rows", REF)
     world = a_world(events, filters=filters, cache=StateCache(10**6) if cached else None)
     for at in deaths:
@@ -325,7 +325,7 @@ def test_a_damaged_index_or_chunk_is_named():
 
 def test_a_key_that_would_hit_the_rows_of_ids_is_refused():
     world = a_world([rec(f"{PREFIX}i", "1")])
-    with pytest.raises(ComputationFailed, match="cannot keep state for a key") as refused:
+    with pytest.raises(ComputationFailed, match="cannot store state for a key") as refused:
         world.live([1])
     assert refused.value.why and refused.value.fix
 
@@ -370,8 +370,8 @@ def test_a_plan_says_which_column_is_the_id_and_for_how_long(tmp_path: Path):
 @pytest.mark.parametrize(
     ("column", "slack", "said"),
     [
-        ("nope", "30m", "no column of ids"),
-        ("amount", "30m", "no column of ids"),
+        ("nope", "30m", "not an id column"),
+        ("amount", "30m", "not an id column"),
         ("not a name", "30m", "record_id"),
         ("sale", "soon", "soon"),
     ],

@@ -137,10 +137,10 @@ def _process(computation: type = Visits, **streams: Any) -> Any:
     ("build", "said"),
     [
         (_process(), "needs streams"),
-        (_process(clicks=lambda p: "clicks"), "input 'clicks' is no stream"),
+        (_process(clicks=lambda p: "clicks"), "input 'clicks' is not a stream"),
         (
             _process(clicks=lambda p: p.source("clicks").key_by("user")),
-            "declares 'clicks', 'orders', given are 'clicks'",
+            "declares 'clicks', 'orders', but process.* got 'clicks'",
         ),
         (
             _process(
@@ -199,7 +199,7 @@ def test_rows_behind_a_mark_come_behind_what_other_inputs_had_before_theirs() ->
 
 def test_a_run_needs_to_know_which_stream_is_meant() -> None:
     run = testing.Run(Visits())
-    with pytest.raises(PipelineError, match="it must be said which input stream"):
+    with pytest.raises(PipelineError, match="the input stream is not specified"):
         run.record("ann", 1, page="a")
     run.record("ann", 1, "clicks", page="a")
     run.advance_watermark(5000, "clicks")

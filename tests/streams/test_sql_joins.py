@@ -91,11 +91,11 @@ REFUSED = {
     ),
     "a table that is not there": (
         "x.event_time BETWEEN b.event_time AND b.event_time + INTERVAL 10 SECONDS",
-        "x.event_time is the time of no side: write a.event_time or b.event_time",
+        "x.event_time is not the time of a side: write a.event_time or b.event_time",
     ),
     "no table": (
         "event_time BETWEEN b.event_time AND b.event_time + INTERVAL 10 SECONDS",
-        "event_time is the time of no side: write a.event_time or b.event_time",
+        "event_time is not the time of a side: write a.event_time or b.event_time",
     ),
     "a range that begins later": (
         "a.event_time BETWEEN b.event_time + INTERVAL 5 SECONDS AND b.event_time + INTERVAL 10 SECONDS",

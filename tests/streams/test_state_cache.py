@@ -26,9 +26,9 @@ from penstock.streams.step.stateful import (
     ENTRY_BYTES,
     FILE_BYTES_MIN,
     JOBS_MAX,
-    Change,
-    KnownStates,
-    Place,
+    CachedChange,
+    CachedStates,
+    FilePosition,
     SharedChanges,
     StateCache,
     StateCaches,
@@ -147,15 +147,15 @@ def _harm(path: Path, harm: str) -> None:
 def test_a_file_of_news_is_begun_anew_before_it_is_large(tmp_path: Path):
     news = SharedChanges(tmp_path, 1000)
     for version in range(3000):
-        news.append(REF, Change(token=1, old=version, new=version + 1, states={"a": b"x" * 900}))
+        news.append(REF, CachedChange(token=1, old=version, new=version + 1, states={"a": b"x" * 900}))
     (path,) = tmp_path.iterdir()
     assert path.stat().st_size <= FILE_BYTES_MIN
-    changes, place = news.since(REF, Place())
+    changes, place = news.read_after(REF, FilePosition())
     assert changes[-1].new == 3000 and [c.old for c in changes[1:]] == [c.new for c in changes[:-1]]
-    assert news.since(REF, place) == ([], place)
+    assert news.read_after(REF, place) == ([], place)
     assert news.end(REF) == place, "who knows nothing yet reads none of it"
-    news.append(REF, Change(token=1, old=3000, new=3001, states={"a": b"x" * 1001}))
-    assert news.since(REF, place) == ([], place), "more than anybody keeps is left out"
+    news.append(REF, CachedChange(token=1, old=3000, new=3001, states={"a": b"x" * 1001}))
+    assert news.read_after(REF, place) == ([], place), "more than anybody keeps is left out"
 
 
 def test_a_zombie_with_a_warm_cache_is_refused_and_its_cache_is_gone():
@@ -267,8 +267,8 @@ def test_windows_read_their_blocks_from_what_is_kept():
 
 
 def test_the_longest_unused_makes_room():
-    known = KnownStates()
-    known.learn(ROW, ["a", "b", "c"], {"a": b"1" * 10, "b": b"2" * 10})
+    known = CachedStates()
+    known.add_read(ROW, ["a", "b", "c"], {"a": b"1" * 10, "b": b"2" * 10})
     assert known.size == 3 * (ENTRY_BYTES + 1) + 20
     assert known.split(["a", "x"]) == ({"a": b"1" * 10}, ["x"])
     assert known.split(["c"]) == ({}, [])  # known to have no state
@@ -283,13 +283,13 @@ def test_a_cache_stays_within_its_bound_over_all_intervals():
     refs = [replace(REF, partition=partition) for partition in range(3)]
     for ref in refs:
         known = cache.take(ref)
-        known.learn(ROW, [], {f"k{number}": bytes(9) for number in range(3)})
-        cache.give(ref, known)
+        known.add_read(ROW, [], {f"k{number}": bytes(9) for number in range(3)})
+        cache.put_back(ref, known)
         assert cache.size <= cache.bytes_max
     assert [len(cache.take(ref)) for ref in refs] == [0, 2, 3]
-    large = KnownStates()
-    large.learn(ROW, [], {"k": bytes(10_000)})
-    cache.give(refs[0], large)
+    large = CachedStates()
+    large.add_read(ROW, [], {"k": bytes(10_000)})
+    cache.put_back(refs[0], large)
     assert cache.size == 0
 
 
@@ -297,20 +297,20 @@ def test_a_cache_stays_within_its_bound_over_all_intervals():
     "row", [replace(ROW, version=8), replace(ROW, version=6), replace(ROW, token=4), replace(ROW, token=2)]
 )
 def test_another_version_or_token_forgets_everything(row: Any):
-    known = KnownStates()
-    known.learn(ROW, [], {"a": b"1"})
-    assert known.fits(ROW) and not known.fits(row) and len(known) == 0
+    known = CachedStates()
+    known.add_read(ROW, [], {"a": b"1"})
+    assert known.matches(ROW) and not known.matches(row) and len(known) == 0
 
 
 def test_a_write_that_was_not_the_next_one_forgets_everything():
     for new in (replace(ROW, version=9), replace(ROW, version=7), replace(ROW, token=4, version=8)):
-        known = KnownStates()
-        known.learn(ROW, [], {"a": b"1"})
+        known = CachedStates()
+        known.add_read(ROW, [], {"a": b"1"})
         known.committed(ROW, new, {"a": b"2"})
         assert len(known) == 0
-    known.learn(ROW, [], {"a": b"1"})
+    known.add_read(ROW, [], {"a": b"1"})
     known.committed(ROW, replace(ROW, version=8), {"a": None})
-    assert known.fits(replace(ROW, version=8)) and known.split(["a"]) == ({}, [])
+    assert known.matches(replace(ROW, version=8)) and known.split(["a"]) == ({}, [])
 
 
 def test_a_process_keeps_caches_of_few_jobs():

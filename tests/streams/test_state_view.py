@@ -17,12 +17,12 @@ from penstock.streams.bus.memory import MemoryLog
 from penstock.streams.dsl.computation import Opaque, StateCodec, Value
 from penstock.streams.dsl.windows import session, tumbling
 from penstock.streams.inspect.state_view import (
-    KeptJob,
+    StatefulJob,
     StateView,
     decode_block,
     decode_state,
     key_text,
-    shown,
+    to_json_value,
 )
 from penstock.streams.keys import partition_of
 from penstock.streams.rows.memory import MemoryRows
@@ -45,7 +45,7 @@ class Kept:
         plan = {"computation": COUNT if computation is None else computation}
         body = {"kind": "stateful", "lineage": 0, "partitions": PARTITIONS, "plan": plan}
         body |= {"inputs": [{"category": "in"}], "outputs": []}
-        self.job = KeptJob(name="z.count", birth="j1", config=a_stored_config(**{**body, **config}))
+        self.job = StatefulJob(name="z.count", birth="j1", config=a_stored_config(**{**body, **config}))
         self.view = StateView(self.log, self.rows)
         for partition in range(PARTITIONS):
             self.rows.create(self.ref(partition), offsets={}, low=LOW_MIN)
@@ -166,8 +166,8 @@ def test_what_does_not_fit_the_plan_is_shown_as_bytes_with_the_reason():
     for plan in (COUNT, {**COUNT, "vectorised": True}, {"operator": "aggregate"}, {"operator": "join"}):
         found = decode_state(plan, "k", b"\xc1no msgpack")
         assert found["state"] == {"hex": b"\xc1no msgpack".hex(), "bytes": 11}
-        assert "not what the job's plan says" in found["problem"]
-    nested = shown({1: {b"x", 2}, "ext": msgspec.msgpack.Ext(5, b"\x01")})
+        assert "does not match the job's plan" in found["problem"]
+    nested = to_json_value({1: {b"x", 2}, "ext": msgspec.msgpack.Ext(5, b"\x01")})
     assert nested["ext"] == {"hex": "01", "bytes": 1, "extension": 5} and len(nested["1"]) == 2
     json.dumps(nested, allow_nan=False)
 
@@ -239,12 +239,12 @@ def test_a_windows_key_is_gathered_from_its_blocks():
 @pytest.mark.parametrize(
     ("ask", "error", "said"),
     [
-        (lambda kept: kept.view.get(kept.job, "nobody"), NotFound, "keeps nothing for the key 'nobody'"),
-        (lambda kept: kept.view.scan(kept.job, after="north"), ConfigError, "not a place to go on from"),
-        (lambda kept: kept.view.scan(kept.job, after='["0","a"]'), ConfigError, "not a place"),
-        (lambda kept: kept.view.timers(kept.job, after='[0,"a"]'), ConfigError, "not a place"),
+        (lambda kept: kept.view.get(kept.job, "nobody"), NotFound, "stores nothing for the key 'nobody'"),
+        (lambda kept: kept.view.scan(kept.job, after="north"), ConfigError, "not the position of a page"),
+        (lambda kept: kept.view.scan(kept.job, after='["0","a"]'), ConfigError, "not the position"),
+        (lambda kept: kept.view.timers(kept.job, after='[0,"a"]'), ConfigError, "not the position"),
         (lambda kept: list(kept.view.export(kept.job, 4)), NotFound, "has no partition 4"),
-        (lambda kept: kept.view.scan(Kept(kind="stateless").job), ConfigError, "keeps no state"),
+        (lambda kept: kept.view.scan(Kept(kind="stateless").job), ConfigError, "has no state"),
         (lambda kept: kept.view.scan(Kept(lineage=1).job), NotFound, "has no rows in partition 0"),
     ],
 )
@@ -281,11 +281,11 @@ def test_a_key_is_looked_for_under_the_text_that_the_stream_gives_it(
         (["n"], {"n": "bigint"}, "cats", "of type bigint"),
         (["n"], {"n": "boolean"}, "yes", "of type boolean"),
         (["a", "b"], {}, "north", "keyed by a, b"),
-        (["a", "b"], {}, '["north"]', "keyed by a, b, given are 1"),
+        (["a", "b"], {}, '["north"]', "keyed by a, b, but 1 values"),
         (["a", "b"], {"b": "bigint"}, '["north", "x"]', "of type bigint"),
     ],
 )
 def test_a_key_of_another_type_is_refused(names: list[str], types: dict[str, str], given: str, why: str):
-    with pytest.raises(ConfigError, match="is no key of job 'j'") as refused:
+    with pytest.raises(ConfigError, match="is not a key of job 'j'") as refused:
         key_text("j", names, types, given)
     assert why in refused.value.why and refused.value.fix

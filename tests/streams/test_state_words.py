@@ -12,7 +12,7 @@ import pytest
 from penstock import ListState, MapState, Opaque, Pipeline, VectorComputation, session, sliding, tumbling
 from penstock.streams.dsl.computation import Computation, Context, Record, Value
 from penstock.streams.dsl.pipeline import Stream
-from penstock.streams.inspect.state_view import KeptJob, StateView, decode_state
+from penstock.streams.inspect.state_view import StatefulJob, StateView, decode_state
 from penstock.streams.trial.pipeline import PipelineRun
 
 COLUMNS = [["shop", "string"], ["amount", "bigint"], ["name", "string"]]
@@ -69,7 +69,7 @@ class Jobs:
         trial = self.run.trial
         self.view = StateView(trial.log, trial.rows)
         self.jobs = [
-            KeptJob(name=name, birth=job.birth, config=job.config)
+            StatefulJob(name=name, birth=job.birth, config=job.config)
             for name, job in trial.jobs.items()
             if job.config.kind == "stateful"
         ]
@@ -86,7 +86,7 @@ class Jobs:
         self.run.advance_watermark(4000)
         self.run.record("sales", 4500, "x", shop="x", amount=5, name="c")
 
-    def lines(self) -> Iterator[tuple[KeptJob, dict[str, Any]]]:
+    def lines(self) -> Iterator[tuple[StatefulJob, dict[str, Any]]]:
         """All that is shown, by every way to ask."""
         for job in self.jobs:
             for found in self.view.scan(job)["states"]:
@@ -210,4 +210,4 @@ def test_rows_of_another_plan_are_bytes_with_the_reason(operator: str):
         b"\x91\x93\x01\x09\xc3",
     ):  # [1, [[1, 2, 3]]], [[1, 9, true]]
         found = decode_state(plan, "k", value, ["a"])
-        assert "not what the job's plan says" in found["problem"] and found["state"]["hex"] == value.hex()
+        assert "does not match the job's plan" in found["problem"] and found["state"]["hex"] == value.hex()

@@ -276,5 +276,5 @@ def test_rows_of_an_input_beyond_its_own_range_are_refused():
     ]
     assert step.begin(ranges)
     rows = world._made(0, "left", 0, 3) + world._made(1, "right", 0, 3)
-    with pytest.raises(IntervalError, match="does not hold"):
+    with pytest.raises(IntervalError, match="outside of its ranges"):
         step.finish([pa.RecordBatch.from_pylist(rows, schema=pa.schema(list(KINDS)))], now_ms=1)

@@ -81,7 +81,7 @@ def test_another_range_or_plan_is_refused_while_an_intent_stands(end: int, suffi
     world = a_world()
     token = world.open().token
     assert world.step(token).begin(world.range(0, 2))
-    with pytest.raises(IntentStands, match="promised another step"):
+    with pytest.raises(IntentStands, match="unfinished intent for another step"):
         world.step(token, suffix).begin(world.range(0, end))
     assert world.step(token).begin(world.range(0, 2))  # the same again is a replay
 
@@ -143,7 +143,7 @@ def test_rows_outside_the_range_are_refused() -> None:
     step = world.step(world.open().token)
     assert step.begin(world.range(0, 2))
     batches, seen = world.made(0, 3, "")
-    with pytest.raises(IntervalError, match="range does not hold"):
+    with pytest.raises(IntervalError, match="outside of its ranges"):
         step.finish(batches, event_time_max=seen, now_ms=5)
     assert outputs_of(world) == []
 
@@ -186,6 +186,6 @@ def test_a_job_that_stops_at_poison_publishes_nothing_of_the_step_and_goes_on_wh
 
 def test_poison_without_a_place_for_dead_letters_stops_the_task_in_any_case() -> None:
     world = a_world(has_dead_letters=False)
-    with pytest.raises(PoisonRecord, match="cannot be worked on") as caught:
+    with pytest.raises(PoisonRecord, match="cannot be processed") as caught:
         world.run(world.open().token, 0, 6)
     assert "has no dead-letter category" in caught.value.fix and world.position() == 0

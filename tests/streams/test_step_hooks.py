@@ -30,13 +30,13 @@ from tests.streams.step_world import REF, Event
 @pytest.mark.parametrize(
     ("record", "error", "said"),
     [
-        (lambda record, ctx: ctx.produce({"at": 1}, ts=record.ts - 1), ProductionRefused, "stamped 99"),
+        (lambda record, ctx: ctx.produce({"at": 1}, ts=record.ts - 1), ProductionRefused, "timestamp 99"),
         (lambda record, ctx: ctx.produce({"at": 1}, stream="none"), ProductionRefused, "'none'"),
         (lambda record, ctx: ctx.produce({"wrong": 1}), ProductionRefused, "wrong"),
         (lambda record, ctx: ctx.produce({"at": 1, "more": 1}), ProductionRefused, "more"),
         (lambda record, ctx: ctx.produce({"at": 1}, key=7), ProductionRefused, "7"),
         (lambda record, ctx: ctx.set_timer("t", 500, hold_ms=99), TimerRefused, "hold from 99"),
-        (lambda record, ctx: ctx.set_timer(5, 500), TimerRefused, "a tag is a string"),
+        (lambda record, ctx: ctx.set_timer(5, 500), TimerRefused, "a tag must be a string"),
         (lambda record, ctx: ctx.set_timer("t", LOW_MAX + 1), TimerRefused, "cannot be set"),
         (lambda record, ctx: ctx.set_timer("t", 1.5), ComputationFailed, "TypeError"),
         (lambda record, ctx: 1 // 0, ComputationFailed, "ZeroDivisionError"),

@@ -170,14 +170,14 @@ def test_mistakes_in_a_test_are_told(act: Any, said: str) -> None:
 
 @pytest.mark.parametrize("columns", [{"text": None}, {"text": object()}, {"_text": 1}])
 def test_a_column_whose_type_cannot_be_told_is_refused(columns: dict[str, Any]) -> None:
-    with pytest.raises(PipelineError, match="cannot be told from"):
+    with pytest.raises(PipelineError, match="cannot be inferred from"):
         testing.Run(Echo()).record("a", 1, **columns)
 
 
 def test_a_factory_must_make_a_new_run_each_time() -> None:
     used = testing.Run(Remembers())
     used.record("a", 1)
-    with pytest.raises(PipelineError, match="nothing to repeat"):
+    with pytest.raises(PipelineError, match="cannot be repeated"):
         testing.cut_everywhere(lambda: used, a_day)
 
 

@@ -107,7 +107,7 @@ def test_a_window_keeps_no_more_than_it_gives():
 def test_the_state_of_another_plan_is_refused():
     schema = pa.schema([("_key", pa.string()), ("n", pa.int64())])
     for data in (b"\xff", b"\x91\x92\x01\x02", b"\x91\x91\xa1x"):
-        with pytest.raises(StateMismatch, match="state of key '0' of job 'job' does not fit its top"):
+        with pytest.raises(StateMismatch, match="state of key '0' of job 'job' does not match its top"):
             decode_rows({"0": data}, schema, job="job", operator="top")
     kept = decode_rows({"1": b"\x91\x91\x05", "0": b"\x90"}, schema, job="job", operator="top")
     assert kept.to_pylist() == [{"_key": "1", "n": 5}]

@@ -12,7 +12,7 @@ from penstock.core.errors import PipelineError
 from penstock.jobs.config import validate_config
 from penstock.jobs.provision import state_conflict
 from penstock.streams.compile.drawing import draw_plan
-from penstock.streams.compile.graph import Aggregate, Graph
+from penstock.streams.compile.graph import AggregateStep, Graph
 from penstock.streams.compile.plan import compile_graph
 from penstock.streams.dsl.windows import Spans
 from tests.builders import config_of
@@ -152,5 +152,5 @@ def test_two_phase_is_yes_or_no():
 
 def test_the_graph_that_is_shown_is_the_one_that_was_written():
     graph: Graph = compiled(counted(Pipeline("p"), two_phase=True)).graph
-    (step,) = (step for step in graph.steps if isinstance(step, Aggregate))
+    (step,) = (step for step in graph.steps if isinstance(step, AggregateStep))
     assert step.two_phase and not step.phase

@@ -158,10 +158,10 @@ p.source("q").key_by("a").process(Count).sink("out")
 """
 
 BAD_FILES = {
-    "syntax": ("x = 1\n  y = (2\n", ["pipeline.py:2: the file does not parse", "y = (2", "^"]),
+    "syntax": ("x = 1\n  y = (2\n", ["pipeline.py:2: syntax error", "y = (2", "^"]),
     "unclosed": (
         "x = (1,\n",
-        ["pipeline.py:1: the file does not parse: '(' was never closed", "    x = (1,\n        ^"],
+        ["pipeline.py:1: syntax error: '(' was never closed", "    x = (1,\n        ^"],
     ),
     "null byte": ("x = 1\0", ["pipeline.py"]),
     "exception": (
@@ -169,9 +169,9 @@ BAD_FILES = {
         ["pipeline.py:2: KeyError: 'x'", "return {}['x']"],
     ),
     "missing module": ("import pandsa\n", ["pipeline.py:1: there is no module 'pandsa'", "install 'pandsa'"]),
-    "exit": ("import sys\nsys.exit(0)\n", ["pipeline.py:2: the file ends the program", "sys.exit()"]),
-    "no pipeline": ("x = 1\n", ["makes no pipeline", 'p = Pipeline("name")']),
-    "two pipelines": (PIPELINE + "q = Pipeline('other')\n", ["makes 2 pipelines: p, q", "its own file"]),
+    "exit": ("import sys\nsys.exit(0)\n", ["pipeline.py:2: the file calls sys.exit()", "sys.exit()"]),
+    "no pipeline": ("x = 1\n", ["defines no pipeline", 'p = Pipeline("name")']),
+    "two pipelines": (PIPELINE + "q = Pipeline('other')\n", ["defines 2 pipelines: p, q", "its own file"]),
     "wrong call": (PIPELINE.replace("sink", "snik"), ["pipeline.py:5: AttributeError", "snik"]),
     "dsl mistake": (PIPELINE.replace('"out"', '"queries"'), ["pipeline.py:5: category 'queries' is both"]),
     "renamed class": (COMPUTATION + "Counter = Count\ndel Count\n", ["computation Count is not found"]),

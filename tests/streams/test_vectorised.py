@@ -158,18 +158,26 @@ def a_row(**changes: Any) -> dict[str, pa.Table]:
 @pytest.mark.parametrize(
     ("kind", "error", "said"),
     [
-        (making("Nothing", None), ComputationFailed, "NoneType where tables by stream belong"),
-        (making("Row", {"out": {"n": 1}}), ProductionRefused, "given was dict"),
-        (making("Elsewhere", {"other": a_row()["out"]}), ProductionRefused, "the streams out"),
-        (making("NoStamp", a_row(_ts=pa.array([None], pa.int64()))), ProductionRefused, "a stamp is null"),
-        (making("NoKey", a_row(_key=pa.array([None], pa.string()))), ProductionRefused, "a stamp is null"),
+        (making("Nothing", None), ComputationFailed, "NoneType instead of a mapping of tables"),
+        (making("Row", {"out": {"n": 1}}), ProductionRefused, "it returned dict"),
+        (making("Elsewhere", {"other": a_row()["out"]}), ProductionRefused, "the declared streams are out"),
+        (
+            making("NoStamp", a_row(_ts=pa.array([None], pa.int64()))),
+            ProductionRefused,
+            "a timestamp is null",
+        ),
+        (
+            making("NoKey", a_row(_key=pa.array([None], pa.string()))),
+            ProductionRefused,
+            "a timestamp is null",
+        ),
         (making("Day", a_row(_ts=["monday"])), ProductionRefused, "monday"),
         (making("Word", a_row(n=["many"])), ProductionRefused, "many"),
         (Breaks, ComputationFailed, "RuntimeError: the model is gone"),
         (Complains, ComputationFailed, "train it"),
         (Foreign, StateRefused, "key 'elsewhere' has no record in this batch"),
-        (Twice, StateRefused, "comes twice"),
-        (Short, StateRefused, "declared are _key, n, total"),
+        (Twice, StateRefused, "occurs twice"),
+        (Short, StateRefused, "the declared columns are _key, n, total"),
         (Typed, StateRefused, "many"),
         (Early, ProductionRefused, "before its key's records"),
         (Wrong, ProductionRefused, "exactly the declared columns"),
@@ -198,5 +206,5 @@ def test_states_from_before_a_column_was_added_are_read_without_it_and_longer_on
     longer = VectorLogic(Longer())._changed(
         pa.table({"_key": ["a"], "n": [1], "total": [2], "more": ["x"]}), {}
     )
-    with pytest.raises(StateMismatch, match="more columns than n, total"):
+    with pytest.raises(StateMismatch, match="more values than the columns n, total"):
         VectorLogic(Running())._decoded({"a": longer["a"] or b""}, "j")

@@ -13,7 +13,7 @@ from penstock.streams.bus.log import LOW_MAX, CategorySpec
 from penstock.streams.bus.memory import MemoryLog
 from penstock.streams.data_plane import StreamDataPlane
 from penstock.streams.dsl.injector import expect_injectors
-from penstock.streams.inspect.watermark_view import RunningJob, WatermarkView
+from penstock.streams.inspect.watermark_view import JobToInspect, WatermarkView
 from penstock.streams.rows.memory import MemoryRows
 from penstock.streams.rows.row_store import Changes, IntervalRef, OutboxRow, TimerRow
 from tests.builders import a_stored_config
@@ -53,12 +53,12 @@ class World:
 
     def percentile(self, percent: int) -> dict[str, tuple[int, int]]:
         """Of each category its low, and the percentile."""
-        job = RunningJob(name="j", birth="b", config=CONFIG, pipeline="p")
+        job = JobToInspect(name="j", birth="b", config=CONFIG, pipeline="p")
         found = WatermarkView(self.log, self.rows).explain([job], "out", now_ms=10_000, percent=percent)
         return {line["category"]: (line["low"], line["percentile_low"]) for line in found["categories"]}
 
     def text(self, subject: str = "out") -> str:
-        job = RunningJob(name="j", birth="b", config=CONFIG, pipeline="p", trouble=self.trouble)
+        job = JobToInspect(name="j", birth="b", config=CONFIG, pipeline="p", trouble=self.trouble)
         found = WatermarkView(self.log, self.rows).explain([job], subject, now_ms=10_000)
         (line,) = found["held_back"]
         return str(line["text"])
@@ -73,7 +73,7 @@ def test_one_of_several_injectors_that_never_came_is_named_at_the_sink():
 
 @pytest.mark.parametrize("subject", ["", "j", "p", "out"])
 def test_a_job_a_pipeline_and_nothing_lead_to_what_is_written(subject: str):
-    assert World().text(subject) == "held back by category in, because no injector has begun"
+    assert World().text(subject) == "held back by category in, because no injector has started"
 
 
 def test_an_interval_behind_is_named_with_what_it_has_to_read_and_why_it_does_not():
@@ -150,9 +150,9 @@ def test_what_has_ended_is_held_by_nobody():
     world.log.report_low("in", producer="a", epoch=1, low=LOW_MAX, now_ms=0)
     for partition in (0, 1):
         world.commit(partition, input_low=LOW_MAX)
-    assert world.text() == "nobody: all has come"
+    assert world.text() == "nothing holds it back: the input has ended"
 
 
 def test_a_name_that_nothing_has_is_not_found():
-    with pytest.raises(NotFound, match="nothing that has a watermark"):
+    with pytest.raises(NotFound, match="there is no category, job or pipeline"):
         World().text("nope")

@@ -18,7 +18,7 @@ from penstock.streams.compile.packages import build_package, load_pipeline
 from penstock.streams.compile.plan import compile_pipeline
 from penstock.streams.data_plane import StreamDataPlane
 from penstock.streams.dsl.injector import Injector
-from penstock.streams.package_shelf import UnpackedPackages
+from penstock.streams.package_store import UnpackedPackages
 from penstock.streams.places import open_log, open_rows
 from penstock.streams.rows.row_store import IntervalRef, RowStore
 from penstock.streams.step.step import OwnedInterval, TaskDescriptor, input_of

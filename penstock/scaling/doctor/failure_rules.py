@@ -44,7 +44,7 @@ _KINDS: tuple[tuple[re.Pattern[str], FailureKind], ...] = tuple(
                 0.95,
                 "a record cannot be processed, and the job is configured to stop at such records",
             ),
-            r"a record of .* cannot be worked on",
+            r"a record of .* cannot be (?:processed|worked on)",
         ),
         (
             *("missing_category", 0.95, "a category that it reads or writes does not exist"),
@@ -53,7 +53,8 @@ _KINDS: tuple[tuple[re.Pattern[str], FailureKind], ...] = tuple(
         (
             *("bad_package", 0.9, "its code cannot be loaded"),
             r"there is no module|ModuleNotFoundError|ImportError|the package (?:cannot be|is refused|is not)|"
-            r"there is no package|does not parse|SyntaxError|raised while importing",
+            r"there is no package|does not parse|SyntaxError|syntax error|"
+            r"raised (?:while importing|during the import)",
         ),
         (
             *("cannot_start", 0.9, "the command cannot be started"),

@@ -23,8 +23,8 @@ from penstock.server.replies import WRITING, problems
 from penstock.server.security import Guard
 from penstock.server.services import Services, actor_of
 from penstock.streams.bus.log import CategorySpec
-from penstock.streams.inspect.state_view import KeptJob
-from penstock.streams.package_shelf import PACKAGE_BYTES_MAX
+from penstock.streams.inspect.state_view import StatefulJob
+from penstock.streams.package_store import PACKAGE_BYTES_MAX
 
 ZIP = "application/zip"
 ANY_BYTES: dict[str, Any] = {"schema": {"type": "string", "format": "binary"}}
@@ -193,7 +193,7 @@ def add_kept_routes(router: APIRouter, plane: Services, guard: Guard) -> None:
         return StreamingResponse(_chunks(spool), media_type=LINES, headers={"Content-Length": str(size)})
 
 
-def kept_job(plane: Services, name: str) -> KeptJob:
+def kept_job(plane: Services, name: str) -> StatefulJob:
     """A job whose state can be looked at; NotFound if there is none of that name, or it never ran."""
     view = plane.jobs.view(name)
     if view.running is None:
@@ -202,7 +202,7 @@ def kept_job(plane: Services, name: str) -> KeptJob:
             why="nothing of it has run: its rows are made by its first plan",
             fix="`penstock status` shows how far it is",
         )
-    return KeptJob(name=view.name, birth=view.running.birth, config=view.running.config)
+    return StatefulJob(name=view.name, birth=view.running.birth, config=view.running.config)
 
 
 def _chunks(spool: IO[bytes]) -> Iterator[bytes]:

@@ -1,6 +1,6 @@
-"""What a pipeline compiles to: jobs as values, and their JSON as the Provision API takes it. Pure.
+"""A compiled pipeline: jobs as values, and their JSON form for the Provision API. Pure.
 
-What a job's config also has (packages, outputs, stages, branches) has the config's types.
+Packages, outputs, stages and branches are the types of `jobs/config.py`.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from penstock.streams.compile.optimize import Rewrite
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobInput:
-    """A category that a job reads, and which of its columns."""
+    """A category that a job reads, and the columns that it reads."""
 
     category: str
     partitions: int
     start: str
     reads: tuple[str, ...]
-    writer: str = ""  # the job of this pipeline that makes it; "": it comes from outside
+    writer: str = ""  # the job of this pipeline that writes it; "": written from outside
 
     def to_json(self) -> dict[str, Any]:
-        """As in the job's config."""
+        """The JSON form in the job's config."""
         writer = {"writer": self.writer} if self.writer else {}
         return {"category": self.category, "start": self.start, **writer}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompiledJob:
-    """One job: what it reads, does and writes. Without a union or join it has no branches."""
+    """One job: inputs, stages and outputs. Without a union or join it has no branches."""
 
     name: str
     pipeline: str
@@ -46,17 +46,17 @@ class CompiledJob:
     late: str
     outputs: tuple[Output, ...]
     steps: tuple[str, ...]  # of the graph, in order
-    settings: Mapping[str, str] = field(default_factory=dict)  # of its config, beside what is above
+    settings: Mapping[str, str] = field(default_factory=dict)  # further settings of its config
     spread: bool = False  # records of a key go to all partitions in turn
 
     @property
     def partitions(self) -> int:
-        """Interval p reads partition p of each input that has one."""
+        """The number of intervals: interval p reads partition p of each input that has it."""
         return max(source.partitions for source in self.inputs)
 
     @property
     def operator(self) -> str:
-        """What it runs instead of user code, as in "aggregate"; "" if it runs none."""
+        """The name of its operator, for example "aggregate"; "" if it has none."""
         return "" if self.computation is None else str(self.computation.get("operator", ""))
 
     def to_json(self) -> dict[str, Any]:
@@ -87,13 +87,13 @@ class CompiledJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompiledPipeline:
-    """What is submitted: the jobs, writers before readers, their graph, and what was rewritten in it."""
+    """What is submitted: the jobs (writers before readers), the graph, and the rewrites of it."""
 
     graph: Graph
     package: PackageRef
     jobs: tuple[CompiledJob, ...]
     rewrites: tuple[Rewrite, ...] = ()
-    notes: tuple[str, ...] = ()  # what people should know before they rely on its results
+    notes: tuple[str, ...] = ()  # warnings about its results, for the user
 
     def to_json(self) -> dict[str, Any]:
         """The body of a submission."""

@@ -1,8 +1,8 @@
-"""Which jobs a checked graph becomes: cut where records of a key must come together (Turbine II). Pure.
+"""Cuts a checked graph into jobs, at each shuffle (Turbine II). Pure.
 
-Between two cuts everything runs in one job, in one pass. A job reads and carries only the columns that are
-used. For each end of a job (a sink, a shuffle, a stateful step) the cutter collects its `Upstream`: the paths
-on which records get there. The steps of a path become stages for Spark.
+All steps between two cuts run in one job, in one pass. A job reads and writes only the columns that are used.
+For each end of a job (a sink, a shuffle, a stateful step) the cutter collects its `Upstream`: the paths from
+the job's inputs to this end. The steps of a path become stages for Spark.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ from penstock.streams.compile.compiled import CompiledJob, JobInput
 from penstock.streams.compile.expressions import Checked, Summed
 from penstock.streams.compile.graph import (
     DEFAULT_STREAM,
-    Aggregate,
+    AggregateStep,
     Columns,
-    Dedup,
+    DedupStep,
     Edge,
-    Filter,
-    FlatMap,
-    Join,
-    KeyBy,
-    Process,
-    Select,
-    Sink,
-    Source,
-    Stateful,
+    FilterStep,
+    FlatMapStep,
+    JoinStep,
+    KeyByStep,
+    ProcessStep,
+    SelectStep,
+    SinkStep,
+    SourceStep,
+    StatefulSteps,
     Step,
-    Top,
-    Union,
-    Window,
+    TopStep,
+    UnionStep,
+    WindowStep,
 )
 from penstock.streams.compile.optimize import Rewrite, needs_shuffle
 from penstock.streams.compile.schemas import Schemas, is_column, key_columns, window_edge
@@ -56,10 +56,10 @@ Shape = dict[str, str]
 _WHOLE = ("int", "bigint")
 
 
-def operator_shape(step: Aggregate | Join | Dedup | Top, schemas: Schemas) -> Shape:
-    """Of each thing that the step's rows depend on what it is."""
+def operator_shape(step: AggregateStep | JoinStep | DedupStep | TopStep, schemas: Schemas) -> Shape:
+    """What the stored state of a step depends on, by name. A plan stores it: do not change the texts."""
     graph = schemas.graph
-    if isinstance(step, Join):
+    if isinstance(step, JoinStep):
         left, right = graph.inputs_of(step.name)
         before, after = (duration_text(ms or 0) for ms in (step.before_ms, step.after_ms))
         return {
@@ -68,10 +68,10 @@ def operator_shape(step: Aggregate | Join | Dedup | Top, schemas: Schemas) -> Sh
             "right columns": listed(schemas.at(right)),
         }
     edge = graph.input_of(step.name)
-    if isinstance(step, Dedup):
+    if isinstance(step, DedupStep):
         span = _in_windows(step.spans) or f"for {duration_text(step.within_ms or 0)}"
         return {"repeats": f"dropped {span}", "columns": listed(schemas.at(edge))}
-    if isinstance(step, Top):
+    if isinstance(step, TopStep):
         order = "lowest" if step.lowest else "highest"
         return {
             "lists": f"the {step.count} {order} by {step.by}",
@@ -81,33 +81,33 @@ def operator_shape(step: Aggregate | Join | Dedup | Top, schemas: Schemas) -> Sh
 
 
 def listed(columns: Columns) -> str:
-    """Columns in their order, with their types."""
+    """Columns in order, with their types."""
     return ", ".join(f"{name} {kind}" for name, kind in columns)
 
 
-def _aggregate(step: Aggregate, schemas: Schemas) -> Shape:
+def _aggregate(step: AggregateStep, schemas: Schemas) -> Shape:
     edge: Edge = window_edge(schemas.graph, step)
     window = schemas.graph.step(edge.source)
-    assert isinstance(window, Window), "checked before: an aggregate reads a window"
+    assert isinstance(window, WindowStep), "checked before: an aggregate reads a window"
     kinds, spans = dict(schemas.at(edge)), window.spans
-    if step.phase == "partial":  # it knows steps alone; how many make a window is the second phase's
+    if step.phase == "partial":  # per slide; the second phase combines slides to windows
         spans = Spans(kind="tumbling", size_ms=spans.slide_ms or spans.size_ms)
     return {
-        # A block has many keys, as texts: their columns are made of them by type.
+        # A block stores keys as texts; their columns are converted by type.
         "key columns": listed(tuple((name, kinds[name]) for name in key_columns(schemas, edge))),
         "windows": _spans(spans),
         "results": _results(window.firing),
-        # The name too: two values of one kind may change places.
+        # With names: two values of one kind may be swapped.
         "values": ", ".join(f"{name} {_value(value)}" for name, value in schemas.summed[step.name]),
     }
 
 
 def _value(value: Summed) -> str:
-    """A value's function, and the type of what is kept for it where it is not always the same."""
+    """A value's function, and the type of its partial result if that can vary."""
     if value.argument is None or value.function in ("count", "approx_percentile"):
         return f"({value.function})"
     kind = value.argument.type
-    if value.function in ("sum", "avg"):  # all whole numbers are kept alike, and so are all others
+    if value.function in ("sum", "avg"):  # two forms of partial results: of integers, of others
         kind = "whole numbers" if kind in _WHOLE else "doubles"
     return f"({value.function} of {kind})"
 
@@ -125,7 +125,7 @@ def _in_windows(spans: Spans | None) -> str:
 
 
 def _results(firing: Firing) -> str:
-    """With several results, what was given is kept apart, and what is over for as long as it may change."""
+    """With several results, emitted results are stored separately, as long as they may change."""
     if firing.is_plain:
         return "one for each window"
     updates = f", updated for {duration_text(firing.lateness_ms)}" if firing.late == "update" else ""
@@ -139,32 +139,34 @@ def _results(firing: Firing) -> str:
 class Path:
     """The path of records from the category a job reads, up to the last union or to the job's end."""
 
-    origin: Source | KeyBy | Stateful
+    origin: SourceStep | KeyByStep | StatefulSteps
     stream: str  # of the origin
     steps: tuple[Step, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Upstream:
-    """All paths of records to one end of a job. `common`: steps of all records, behind the last union."""
+    """All paths to one end of a job. `common`: the steps of all paths, after the last union."""
 
     paths: tuple[Path, ...]
     union: str | None  # the last one before the end
     common: tuple[Step, ...]
     kept: Columns
-    crossed: tuple[str, ...]  # names of all steps between, for people
+    crossed: tuple[str, ...]  # names of all steps on the paths, for display
 
 
 def plain_steps(steps: Sequence[Step], behind: int) -> tuple[Step, ...]:
-    """The steps that change or drop records, without the last `behind` steps."""
-    return tuple(step for step in steps[: len(steps) - behind] if not isinstance(step, Union | Window))
+    """The steps that become stages, without the last `behind` steps."""
+    return tuple(
+        step for step in steps[: len(steps) - behind] if not isinstance(step, UnionStep | WindowStep)
+    )
 
 
 def without_keys(upstream: Upstream, except_for: Step | None = None) -> Upstream:
-    """The same paths without their `key_by` steps, whose keys nobody uses."""
+    """The same paths without `key_by` steps whose keys are not used."""
 
     def plain(steps: Sequence[Step]) -> tuple[Step, ...]:
-        return tuple(step for step in steps if not isinstance(step, KeyBy) or step is except_for)
+        return tuple(step for step in steps if not isinstance(step, KeyByStep) or step is except_for)
 
     paths = tuple(Path(origin=p.origin, stream=p.stream, steps=plain(p.steps)) for p in upstream.paths)
     return replace(upstream, paths=paths, common=plain(upstream.common))
@@ -179,7 +181,7 @@ def names_of(columns: Columns) -> frozenset[str]:
 
 
 def needed_before(schemas: Schemas, steps: Sequence[Step], kept: frozenset[str]) -> frozenset[str]:
-    """The columns that the steps need as input if `kept` is used of their output."""
+    """The input columns that the steps need for the output columns `kept`."""
     needed = kept
     for step in reversed(steps):
         needed = _before(schemas, step, needed)
@@ -189,7 +191,7 @@ def needed_before(schemas: Schemas, steps: Sequence[Step], kept: frozenset[str])
 def build_stages(
     schemas: Schemas, steps: Sequence[Step], columns: Columns, kept: Columns
 ) -> tuple[Stage, ...]:
-    """Steps as stages, each select with only the columns that are used; at the end exactly `kept`."""
+    """Steps as stages with only the used columns; the output columns are exactly `kept`."""
     needed = names_of(kept)
     stages: list[Stage] = []
     for step in reversed(steps):
@@ -207,7 +209,7 @@ def build_stages(
 
 
 def arguments_of(schemas: Schemas, aggregate: str) -> list[str | None]:
-    """The column that each value of an aggregate is computed of: one that is there, or one made for it."""
+    """The argument column of each value of an aggregate: an existing one, or one made for it."""
     found: list[str | None] = []
     for place, (_, value) in enumerate(schemas.summed[aggregate]):
         name = None if value.argument is None else value.argument.text.strip("`")
@@ -217,7 +219,7 @@ def arguments_of(schemas: Schemas, aggregate: str) -> list[str | None]:
 
 
 def argument_stage(schemas: Schemas, aggregate: str) -> tuple[Stage, ...]:
-    """Computes what the values of an aggregate are made of, where that is more than a column."""
+    """A stage that computes the arguments of an aggregate that are not plain columns."""
     made = {
         name: value.argument
         for (_, value), name in zip(schemas.summed[aggregate], arguments_of(schemas, aggregate), strict=True)
@@ -230,7 +232,7 @@ def argument_stage(schemas: Schemas, aggregate: str) -> tuple[Stage, ...]:
 
 
 def side_stage(side: int, sides: Sequence[Columns]) -> Stage:
-    """Gives the rows of one side of a join the columns of both, null where they are the other's."""
+    """A stage that adds the columns of the other side of a join, as nulls."""
     columns = [("side", str(side), "int")]
     for number, kept in enumerate(sides):
         for place, (name, kind) in enumerate(kept):
@@ -241,32 +243,32 @@ def side_stage(side: int, sides: Sequence[Columns]) -> Stage:
 
 def _before(schemas: Schemas, step: Step, needed: frozenset[str]) -> frozenset[str]:
     match step:
-        case Filter():
+        case FilterStep():
             return needed | schemas.conditions[step.name].columns
-        case Select():
+        case SelectStep():
             return _used(checked for _, checked in _chosen(schemas, step, needed))
-        case FlatMap():
+        case FlatMapStep():
             generated = schemas.generated[step.name]
             return (needed - names_of(generated.columns)) | generated.array.columns
-        case KeyBy():
+        case KeyByStep():
             return needed | schemas.keys[step.name].columns
     raise AssertionError(f"{step} is no step between a source and the end of a job")
 
 
 def _stage(schemas: Schemas, step: Step, needed: frozenset[str]) -> Stage:
     match step:
-        case Filter():
+        case FilterStep():
             return FilterStage(op="filter", expr=schemas.conditions[step.name].text)
-        case Select():
+        case SelectStep():
             chosen = _chosen(schemas, step, needed)
             return _select((name, checked.text, checked.type) for name, checked in chosen)
-        case FlatMap():
+        case FlatMapStep():
             made = schemas.generated[step.name]
             array = made.array
             return ExplodeStage(
                 op="explode", array=array.text, type=array.type, outer=made.outer, columns=made.columns
             )
-        case KeyBy():
+        case KeyByStep():
             return KeyStage(op="key", expr=schemas.keys[step.name].text)
     raise AssertionError(f"{step} is no step between a source and the end of a job")
 
@@ -275,7 +277,7 @@ def _select(columns: Iterable[tuple[str, str, str]]) -> SelectStage:
     return SelectStage(op="select", columns=tuple(columns))
 
 
-def _chosen(schemas: Schemas, step: Select, needed: frozenset[str]) -> tuple[tuple[str, Checked], ...]:
+def _chosen(schemas: Schemas, step: SelectStep, needed: frozenset[str]) -> tuple[tuple[str, Checked], ...]:
     columns = schemas.selected[step.name]
     return tuple(column for column in columns if column[0] in needed) or columns[:1]
 
@@ -284,12 +286,12 @@ def _used(expressions: Iterable[Checked]) -> frozenset[str]:
     return frozenset().union(*(checked.columns for checked in expressions))
 
 
-# --- what runs per key -----------------------------------------------------------------------------------
+# --- stateful steps --------------------------------------------------------------------------------------
 
 
-def dead_letter_output(step: Stateful, job: str, partitions: int) -> Iterator[Output]:
-    """The dead-letter category for records at which user code raises, if the job skips them."""
-    if isinstance(step, Process) and ("poison", "skip") in step.settings:
+def dead_letter_output(step: StatefulSteps, job: str, partitions: int) -> Iterator[Output]:
+    """The dead-letter category of a job that skips records for which user code raises."""
+    if isinstance(step, ProcessStep) and ("poison", "skip") in step.settings:
         yield Output(
             stream=dead_stream(0),
             category=dead_category(job),
@@ -306,11 +308,11 @@ def _key_texts(schemas: Schemas, edge: Edge) -> list[str]:
 
 
 def computation_json(
-    step: Stateful, schemas: Schemas, kept: Callable[[Step, Edge], Columns]
+    step: StatefulSteps, schemas: Schemas, kept: Callable[[Step, Edge], Columns]
 ) -> dict[str, Any]:
-    """`computation` of a plan: what runs per key. `kept`: which columns of a stream it gets."""
+    """`computation` of a plan. `kept`: the columns of an input that it needs."""
     graph = schemas.graph
-    if isinstance(step, Process):
+    if isinstance(step, ProcessStep):
         found: dict[str, Any] = {
             "class": step.computation,
             **({"vectorised": True} if step.vectorised else {}),
@@ -324,7 +326,7 @@ def computation_json(
             edges = zip(step.inputs, graph.inputs_of(step.name), strict=True)
             found["inputs"] = [[name, [c for c, _ in kept(step, edge)]] for name, edge in edges]
         return found
-    if isinstance(step, Join):
+    if isinstance(step, JoinStep):
         left, right = graph.inputs_of(step.name)
         near = {"before_ms": step.before_ms, "after_ms": step.after_ms}
         return {
@@ -336,14 +338,14 @@ def computation_json(
             "state": operator_shape(step, schemas),
         }
     edge = graph.input_of(step.name)
-    if isinstance(step, Dedup):
+    if isinstance(step, DedupStep):
         return {
             "operator": "dedup",
             "keys": _key_texts(schemas, edge),
             **({"window": step.spans.to_json()} if step.spans else {"within": {"within_ms": step.within_ms}}),
             "state": operator_shape(step, schemas),
         }
-    if isinstance(step, Top):
+    if isinstance(step, TopStep):
         return {
             "operator": "top",
             "keys": list(key_columns(schemas, edge)),
@@ -354,7 +356,7 @@ def computation_json(
         }
     edge = window_edge(graph, step)
     window = graph.step(edge.source)
-    assert isinstance(window, Window), "checked before: an aggregate reads a window"
+    assert isinstance(window, WindowStep), "checked before: an aggregate reads a window"
     values = [
         {
             "name": name,
@@ -386,7 +388,7 @@ class Cutter:
 
     def __init__(self, schemas: Schemas, package: PackageRef) -> None:
         self._schemas, self._graph, self._package = schemas, schemas.graph, package
-        self._keys = [step for step in self._graph.steps if isinstance(step, KeyBy)]
+        self._keys = [step for step in self._graph.steps if isinstance(step, KeyByStep)]
         self._cuts = frozenset(step.name for step in self._keys if needs_shuffle(self._graph, step))
         self._shuffles: dict[str, Output] = {}  # found so far
 
@@ -394,11 +396,11 @@ class Cutter:
         """The jobs, each writer before its readers."""
         found = []
         for step in self._graph.ordered():
-            if isinstance(step, KeyBy) and step.name in self._cuts:
+            if isinstance(step, KeyByStep) and step.name in self._cuts:
                 found.append(self._shuffle_job(step))
-            elif isinstance(step, Stateful):
+            elif isinstance(step, StatefulSteps):
                 found.append(self._stateful_job(step))
-            elif isinstance(step, Sink) and not self._is_direct(step):
+            elif isinstance(step, SinkStep) and not self._is_direct(step):
                 found.append(self._sink_job(step))
         return tuple(found)
 
@@ -407,13 +409,13 @@ class Cutter:
         for key in self._keys:
             if key.name not in self._cuts:
                 reason = (
-                    "nothing behind it needs the records of a key together: whoever writes them places them"
+                    "no later step needs the records of a key in one partition; the writer partitions them"
                 )
                 yield Rewrite(rule="drop shuffle", steps=(key.name,), reason=reason)
         for step in self._graph.steps:
-            if isinstance(step, Source):
+            if isinstance(step, SourceStep):
                 there, category = self._schemas.sources[step.name].columns, step.category
-            elif isinstance(step, KeyBy) and step.name in self._cuts:
+            elif isinstance(step, KeyByStep) and step.name in self._cuts:
                 there = self._schemas.columns[step.name, DEFAULT_STREAM]
                 category = self._shuffle_output(step).category
             else:
@@ -422,8 +424,8 @@ class Cutter:
                 name for job in jobs for one in job.inputs if one.category == category for name in one.reads
             }
             if unused := [name for name, _ in there if name not in used]:
-                doing = "decoded" if isinstance(step, Source) else "written"
-                reason = f"nobody reads {', '.join(unused)}, so it is not {doing}"
+                doing = "decoded" if isinstance(step, SourceStep) else "written"
+                reason = f"{', '.join(unused)} is not used, so it is not {doing}"
                 yield Rewrite(rule="prune columns", steps=(step.name,), reason=reason)
         for job in jobs:
             if len(job.steps) > 2:
@@ -432,13 +434,13 @@ class Cutter:
 
     # --- the three kinds of jobs
 
-    def _shuffle_job(self, step: KeyBy) -> CompiledJob:
+    def _shuffle_job(self, step: KeyByStep) -> CompiledJob:
         output = self._shuffle_output(step)
         upstream = self._upstream(self._graph.input_of(step.name), _own(output))
         key = self._schemas.keys[step.name].text
         return replace(self._stateless(step, without_keys(upstream), output, key), spread=step.spread)
 
-    def _sink_job(self, step: Sink) -> CompiledJob:
+    def _sink_job(self, step: SinkStep) -> CompiledJob:
         output = self._sink_output(step)
         upstream, key = self._with_last_key(self._upstream(self._graph.input_of(step.name), output.columns))
         return self._stateless(step, upstream, output, key)
@@ -454,7 +456,7 @@ class Cutter:
             together = self._together(upstream)
             branches = tuple(self._branch(path, inputs, together) for path in upstream.paths)
             stages = build_stages(self._schemas, upstream.common, together, upstream.kept)
-        sources = [path.origin.name for path in upstream.paths if isinstance(path.origin, Source)]
+        sources = [path.origin.name for path in upstream.paths if isinstance(path.origin, SourceStep)]
         return CompiledJob(
             name=self._job_name(end),
             pipeline=self._graph.name,
@@ -470,16 +472,16 @@ class Cutter:
             steps=(*dict.fromkeys(sources), *upstream.crossed, end.name),
         )
 
-    def _stateful_job(self, step: Stateful) -> CompiledJob:
+    def _stateful_job(self, step: StatefulSteps) -> CompiledJob:
         edges = self._graph.inputs_of(step.name)
-        upstreams = [self._upstream(edge, self._kept(step, edge)) for edge in edges]
+        upstreams = [self._upstream(edge, self._needed_columns(step, edge)) for edge in edges]
         inputs = self._inputs(upstreams)
         sinks = [edge.target for edge in self._graph.readers_of(step.name)]
         branches: tuple[Branch, ...] = ()
         stages: tuple[Stage, ...] = ()
-        if isinstance(step, Process) and len(upstreams) > 1:
+        if isinstance(step, ProcessStep) and len(upstreams) > 1:
             branches = self._side_by_side(step, upstreams, inputs)
-        elif isinstance(step, Join):
+        elif isinstance(step, JoinStep):
             kept = [upstream.kept for upstream in upstreams]
             branches = tuple(
                 _with_stage(branch, side_stage(side, kept))
@@ -490,7 +492,7 @@ class Cutter:
             ((path,), common) = upstreams[0].paths, upstreams[0].common
             start = self._read_columns(path, inputs)
             stages = build_stages(self._schemas, (*path.steps, *common), start, upstreams[0].kept)
-            if isinstance(step, Aggregate) and step.phase != "combine":
+            if isinstance(step, AggregateStep) and step.phase != "combine":
                 stages = (*stages, *argument_stage(self._schemas, step.name))
         return CompiledJob(
             name=self._job_name(step),
@@ -501,13 +503,13 @@ class Cutter:
             branches=branches,
             stages=stages,
             key=None,
-            computation=computation_json(step, self._schemas, self._kept),
+            computation=computation_json(step, self._schemas, self._needed_columns),
             late=step.late,
             outputs=(
                 *(self._stateful_output(step, stream) for stream, _ in self._streams(step)),
                 *dead_letter_output(step, self._job_name(step), self._graph.partitions),
             ),
-            settings=dict(step.settings) if isinstance(step, Process) else {},
+            settings=dict(step.settings) if isinstance(step, ProcessStep) else {},
             steps=(
                 *(name for upstream in upstreams for name in upstream.crossed),
                 step.name,
@@ -516,14 +518,14 @@ class Cutter:
         )
 
     def _side_by_side(
-        self, step: Process, upstreams: Sequence[Upstream], inputs: Sequence[JobInput]
+        self, step: ProcessStep, upstreams: Sequence[Upstream], inputs: Sequence[JobInput]
     ) -> tuple[Branch, ...]:
-        """One branch for each input of a computation: all columns of all inputs, null where it has none."""
+        """One branch per input of a computation, each with the columns of all inputs (others are null)."""
         if len(inputs) < len(upstreams):
             raise PipelineError(
                 f"{step.place}: two inputs of step {step.name!r} come from the same shuffle",
-                why="they are the same records under the same key, and could not be told apart",
-                fix="make one stream of them, with a column that tells them apart",
+                why="they are the same records with the same key, and could not be distinguished",
+                fix="use one input, with a column that distinguishes the records",
             )
         together = dict(column for upstream in upstreams for column in upstream.kept)
         found = []
@@ -543,8 +545,8 @@ class Cutter:
 
     def _upstream(self, edge: Edge, kept: Columns) -> Upstream:
         paths = list(self._paths(edge))
-        longest = paths[0].steps  # all share what is behind the last union
-        unions = [number for number, step in enumerate(longest) if isinstance(step, Union)]
+        longest = paths[0].steps  # all paths share the steps after the last union
+        unions = [number for number, step in enumerate(longest) if isinstance(step, UnionStep)]
         behind = len(longest) - unions[-1] - 1 if unions else 0
         crossed = {step.name for path in paths for step in path.steps}
         return Upstream(
@@ -559,7 +561,9 @@ class Cutter:
 
     def _paths(self, edge: Edge) -> Iterator[Path]:
         step = self._graph.step(edge.source)
-        if isinstance(step, Source | Stateful) or (isinstance(step, KeyBy) and step.name in self._cuts):
+        if isinstance(step, SourceStep | StatefulSteps) or (
+            isinstance(step, KeyByStep) and step.name in self._cuts
+        ):
             yield Path(origin=step, stream=edge.stream, steps=())
             return
         for before in self._graph.inputs_of(step.name):
@@ -567,9 +571,9 @@ class Cutter:
                 yield Path(origin=path.origin, stream=path.stream, steps=(*path.steps, step))
 
     def _with_last_key(self, upstream: Upstream) -> tuple[Upstream, str | None]:
-        """The key of a sink's records: computed at the end if its columns are there, else on the way."""
+        """The key of a sink's records: computed at the end if its columns are there, else in a stage."""
         steps = (*(upstream.paths[0].steps if len(upstream.paths) == 1 else ()), *upstream.common)
-        keys = [number for number, step in enumerate(steps) if isinstance(step, KeyBy)]
+        keys = [number for number, step in enumerate(steps) if isinstance(step, KeyByStep)]
         if not keys:
             return upstream, None
         last = steps[keys[-1]]
@@ -579,7 +583,7 @@ class Cutter:
         return without_keys(upstream, except_for=last), None
 
     def _together(self, upstream: Upstream) -> Columns:
-        """The columns of a union that are used behind it."""
+        """The columns of a union that later steps use."""
         assert upstream.union is not None, "several paths come together in a union"
         there = self._schemas.columns[upstream.union, DEFAULT_STREAM]
         needed = needed_before(self._schemas, upstream.common, names_of(upstream.kept))
@@ -593,7 +597,7 @@ class Cutter:
         return Branch(input=number, stages=build_stages(self._schemas, (*path.steps, *common), start, kept))
 
     def _inputs(self, upstreams: Sequence[Upstream]) -> tuple[JobInput, ...]:
-        """Each category once, with the columns that any branch reads."""
+        """The inputs: each category once, with the columns that any branch reads."""
         found: dict[str, JobInput] = {}
         for upstream in upstreams:
             for path in upstream.paths:
@@ -601,12 +605,12 @@ class Cutter:
                 needed = self._needed(upstream, path)
                 there = self._category_columns(path)
                 before = found.get(category)
-                start = path.origin.start if isinstance(path.origin, Source) else "earliest"
+                start = path.origin.start if isinstance(path.origin, SourceStep) else "earliest"
                 if before is not None:
                     _check_start(path.origin, before, start)
                     needed |= set(before.reads)
                 reads = tuple(name for name, _ in there if name in needed) or (there[0][0],)
-                is_outside = isinstance(path.origin, Source)
+                is_outside = isinstance(path.origin, SourceStep)
                 found[category] = JobInput(
                     category=category,
                     partitions=partitions,
@@ -620,7 +624,7 @@ class Cutter:
         kept = names_of(upstream.kept if len(upstream.paths) == 1 else self._together(upstream))
         steps = (*path.steps, *upstream.common) if len(upstream.paths) == 1 else path.steps
         needed = needed_before(self._schemas, steps, kept)
-        if isinstance(path.origin, Source):
+        if isinstance(path.origin, SourceStep):
             spec = self._schemas.sources[path.origin.name]
             if spec.format != "typed" and spec.ts_column:
                 needed |= {spec.ts_column}  # the record's event time
@@ -632,106 +636,107 @@ class Cutter:
         return tuple(column for column in self._category_columns(path) if column[0] in reads)
 
     def _category_columns(self, path: Path) -> Columns:
-        if isinstance(path.origin, KeyBy):
+        if isinstance(path.origin, KeyByStep):
             return _own(self._shuffle_output(path.origin))
         return self._schemas.columns[path.origin.name, path.stream]
 
     def _category(self, path: Path) -> tuple[str, int]:
-        """Name and partitions of the category a path begins with."""
+        """Name and partitions of the category at the start of a path."""
         match path.origin:
-            case Source() as source:
+            case SourceStep() as source:
                 return source.category, self._schemas.sources[source.name].partitions
-            case KeyBy() as step:
+            case KeyByStep() as step:
                 output = self._shuffle_output(step)
             case _ as step:
                 output = self._stateful_output(step, path.stream)
         return output.category, output.partitions
 
-    # --- what is written
+    # --- outputs
 
-    def _kept(self, end: Step, edge: Edge) -> Columns:
-        """What an end uses of a stream it reads."""
+    def _needed_columns(self, end: Step, edge: Edge) -> Columns:
+        """The columns of an input that an end of a job uses."""
         there = self._schemas.at(edge)
-        if isinstance(end, KeyBy):
+        if isinstance(end, KeyByStep):
             return _own(self._shuffle_output(end))
-        if isinstance(end, Process) and end.wants:
+        if isinstance(end, ProcessStep) and end.required_columns:
             place = self._graph.inputs_of(end.name).index(edge)
-            wanted = dict(dict(end.wants)[end.inputs[place]])
+            wanted = dict(dict(end.required_columns)[end.inputs[place]])
             return tuple(column for column in there if column[0] in wanted)
-        if isinstance(end, Aggregate) and end.phase != "combine":
+        if isinstance(end, AggregateStep) and end.phase != "combine":
             used = set(key_columns(self._schemas, edge))
             for _, value in self._schemas.summed[end.name]:
                 used |= set() if value.argument is None else value.argument.columns
             return tuple(column for column in there if column[0] in used)
         return there
 
-    def _shuffle_output(self, step: KeyBy) -> Output:
-        """The internal category of a shuffle: the key's columns and what somebody behind it uses."""
+    def _shuffle_output(self, step: KeyByStep) -> Output:
+        """The internal category of a shuffle: the key's columns and those that later steps use."""
         if step.name in self._shuffles:
             return self._shuffles[step.name]
         key = self._schemas.keys[step.name]
         needed = set(key.columns)
         for end in self._graph.steps:
-            if isinstance(end, Sink | Stateful) or end.name in self._cuts:
+            if isinstance(end, SinkStep | StatefulSteps) or end.name in self._cuts:
                 for edge in self._graph.inputs_of(end.name):
                     if all(path.origin != step for path in self._paths(edge)):
                         continue
-                    upstream = self._upstream(edge, self._kept(end, edge))
+                    upstream = self._upstream(edge, self._needed_columns(end, edge))
                     for path in upstream.paths:
                         if path.origin == step:
                             needed |= self._needed(upstream, path)
         there = self._schemas.columns[step.name, DEFAULT_STREAM]
         columns = tuple(column for column in there if column[0] in needed) or there[:1]
-        if self._says_lows(step):
+        if self._needs_low_column(step):
             columns = (*columns, LOW_COLUMN)
         self._shuffles[step.name] = self._internal(
             step, columns, key.normal + " spread" * step.spread, DEFAULT_STREAM
         )
         return self._shuffles[step.name]
 
-    def _says_lows(self, step: KeyBy) -> bool:
-        """True if somebody behind this shuffle must know how late a late record is."""
+    def _needs_low_column(self, step: KeyByStep) -> bool:
+        """True if a reader of this shuffle must know how late a late record is."""
         for end in self._graph.steps:
-            if isinstance(end, Aggregate):
+            if isinstance(end, AggregateStep):
                 window = self._graph.step(self._graph.input_of(end.name).source)
-                asks = isinstance(window, Window) and window.firing.late == "update"
+                asks = isinstance(window, WindowStep) and window.firing.late == "update"
             else:
-                asks = isinstance(end, KeyBy) and end != step and end.name in self._cuts
+                asks = isinstance(end, KeyByStep) and end != step and end.name in self._cuts
             reads = asks and any(path.origin == step for path in self._paths(self._graph.input_of(end.name)))
-            if reads and (not isinstance(end, KeyBy) or self._says_lows(end)):
+            if reads and (not isinstance(end, KeyByStep) or self._needs_low_column(end)):
                 return True
         return False
 
-    def _streams(self, step: Stateful) -> tuple[tuple[str, Columns], ...]:
-        if isinstance(step, Process):
+    def _streams(self, step: StatefulSteps) -> tuple[tuple[str, Columns], ...]:
+        if isinstance(step, ProcessStep):
             return step.outputs
         return ((DEFAULT_STREAM, self._schemas.columns[step.name, DEFAULT_STREAM]),)
 
-    def _stateful_output(self, step: Stateful, stream: str) -> Output:
-        """A sink right behind a stream is its category; whoever else reads the stream reads it there."""
+    def _stateful_output(self, step: StatefulSteps, stream: str) -> Output:
+        """The category of a stream: its first sink, if it has one; other readers read this category too."""
         for edge in self._graph.readers_of(step.name):
             reader = self._graph.step(edge.target)
-            if edge.stream == stream and isinstance(reader, Sink):
+            if edge.stream == stream and isinstance(reader, SinkStep):
                 return self._sink_output(reader, stream)
         meaning = f"stream {stream}"
-        if isinstance(step, Dedup):  # who reads it may rely on the key that it leaves as it is
+        if isinstance(step, DedupStep):  # readers may rely on the key, which it does not change
             keyed, _ = self._graph.key_of(self._graph.input_of(step.name))
             meaning += f" by {self._schemas.keys[keyed.name].normal}" if keyed else ""
-        if isinstance(step, Aggregate) and step.phase == "partial":  # its columns do not show what is in them
+        if isinstance(step, AggregateStep) and step.phase == "partial":
+            # Its columns are the same for all partial results.
             meaning += json.dumps(operator_shape(step, self._schemas))
         return self._internal(step, dict(self._streams(step))[stream], meaning, stream)
 
     def _is_direct(self, step: Step) -> bool:
-        """True if a job with state writes this sink itself: the first right behind one of its streams."""
-        if not isinstance(step, Sink):
+        """True if a stateful job writes this sink itself: the first sink of one of its streams."""
+        if not isinstance(step, SinkStep):
             return False
         edge = self._graph.input_of(step.name)
         producer = self._graph.step(edge.source)
-        return isinstance(producer, Stateful) and (
+        return isinstance(producer, StatefulSteps) and (
             self._stateful_output(producer, edge.stream).category == step.category
         )
 
-    def _sink_output(self, step: Sink, stream: str = DEFAULT_STREAM) -> Output:
+    def _sink_output(self, step: SinkStep, stream: str = DEFAULT_STREAM) -> Output:
         return Output(
             stream=stream,
             category=step.category,
@@ -744,11 +749,11 @@ class Cutter:
         specs = {
             path.origin.category: self._schemas.sources[path.origin.name]
             for path in upstream.paths
-            if isinstance(path.origin, Source)
+            if isinstance(path.origin, SourceStep)
         }
         for number, source in enumerate(inputs):
             if source.category in specs and has_dead_letters(specs[source.category]):
-                # As many partitions as the source: what a category is must not depend on who reads it.
+                # As many partitions as the source, because the category must not depend on its readers.
                 yield Output(
                     stream=dead_stream(number),
                     category=f"{source.category}.dead",
@@ -759,7 +764,7 @@ class Cutter:
 
     def _internal(self, step: Step, columns: Columns, key: str, stream: str) -> Output:
         partitions = self._graph.partitions
-        # What the bytes mean is part of the name: a change makes a new category, never mixes with the old.
+        # The name has a hash of the format, so that a change makes a new category instead of mixing records.
         meaning = json.dumps([partitions, columns, key, "typed"], separators=(",", ":"))
         name = f"{self._job_name(step)}.{hashlib.sha256(meaning.encode()).hexdigest()[:8]}"
         return Output(stream=stream, category=name, partitions=partitions, columns=columns, internal=True)
@@ -773,7 +778,7 @@ def _with_stage(branch: Branch, stage: Stage) -> Branch:
 
 
 def _own(output: Output) -> Columns:
-    """The columns that steps know of: not that of the lows, which is beside them."""
+    """The columns without that of the lows."""
     return tuple(column for column in output.columns if column != LOW_COLUMN)
 
 

@@ -25,7 +25,7 @@ WIDTH = 100
 
 
 def draw_plan(compiled: CompiledPipeline) -> str:
-    """The jobs in the order in which records pass them, for `penstock plan`."""
+    """The text of `penstock plan`: the jobs in the order of the data flow."""
     count = len(compiled.jobs)
     ref = compiled.package
     hashed = "" if ref.hash.startswith(ref.version) else f" ({ref.hash[:12]})"
@@ -44,11 +44,11 @@ def draw_plan(compiled: CompiledPipeline) -> str:
 
 
 def _draw_graph(graph: Graph) -> Iterator[str]:
-    """Its steps, a line for each stretch between places where streams part or come together."""
+    """The steps, one line for each chain between forks and joins."""
     for step in graph.ordered():
         before = graph.inputs_of(step.name)
         if len(before) == 1 and len(graph.readers_of(before[0].source)) == 1:
-            continue  # it stands in the line of the step before it
+            continue  # it is in the line of the step before it
         stretch = [edge.source for edge in before[:1] if len(before) == 1] + [step.name]
         while len(readers := graph.readers_of(stretch[-1])) == 1:
             stretch.append(readers[0].target)
@@ -150,7 +150,7 @@ def _draw_rewrites(rewrites: Sequence[Rewrite]) -> Iterator[str]:
 def _draw_refusals(compiled: CompiledPipeline) -> Iterator[str]:
     jobs = [job for job in compiled.jobs if cannot_run(job.name, job.to_json()) is not None]
     if jobs:
-        yield from ("", "what this version cannot run yet, so that `penstock submit` refuses the pipeline:")
+        yield from ("", "this version cannot run these jobs, so `penstock submit` refuses the pipeline:")
     for job in jobs:
         yield f" - {job.name}: {job.operator}"
 

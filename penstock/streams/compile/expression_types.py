@@ -1,6 +1,7 @@
-"""What type a parsed Spark SQL expression has, by Spark's ANSI rules, and what it reads. Pure: no JVM.
+"""The types of parsed Spark SQL expressions by Spark's ANSI rules, and the columns that they read. Pure: no
+JVM.
 
-Stricter than Spark where Spark would only find out while running, as in comparing a string with a number.
+Stricter than Spark for errors that Spark finds only at run time, such as comparing a string with a number.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from penstock.streams.compile.functions import (
 )
 
 _CASTS = {"s": "string", "p": "string", "sx": "string", "n": "double", "i": "bigint", "j": "int"}
-_ONE_BY_ONE = "columns are named one by one, so that a new column upstream changes nothing here"
+_ONE_BY_ONE = "columns must be listed, so that a new column upstream does not change the result"
 _BOOLEAN_PAIRS = (exp.And, exp.Or)
 _COMPARISONS = (exp.EQ, exp.NEQ, exp.GT, exp.GTE, exp.LT, exp.LTE, exp.NullSafeEQ, exp.NullSafeNEQ)
 _ARITHMETIC = (exp.Add, exp.Sub, exp.Mul, exp.Mod)
@@ -39,7 +40,7 @@ _QUERIES = (exp.Query, exp.Exists, exp.Command, exp.DDL, exp.DML)
 
 
 class Typer:
-    """Types expressions over given columns, and notes which of them are read."""
+    """Computes the types of expressions over given columns, and collects the columns that they read."""
 
     def __init__(self, columns: Mapping[str, str]) -> None:
         self._columns = columns
@@ -124,7 +125,8 @@ class Typer:
         if name.startswith("_"):
             raise PipelineError(
                 f"column {name!r} cannot be used",
-                why=f"names starting with '_' belong to Penstock; the columns here are {there}",
+                why="names that start with '_' are reserved for system columns; "
+                f"the columns here are {there}",
                 fix="use one of these columns",
             )
         near = nearest(name, self._columns)
@@ -257,7 +259,7 @@ class Typer:
             raise PipelineError(
                 f"{source} cannot be cast to {target} in {_sql(node)}",
                 why="Spark has no such conversion",
-                fix="cast to string first, or use a function that converts",
+                fix="cast to string first, or use a conversion function",
             )
         return target
 
@@ -328,8 +330,9 @@ def _check_comparable(node: exp.Expression, operands: Sequence[exp.Expression], 
         if not can_compare(first, type_):
             raise PipelineError(
                 f"{first} and {type_} cannot be compared in {_sql(node)}",
-                why="Spark would convert one of them, and stop at the first record that does not convert",
-                fix=f"say which: CAST({_sql(operand)} AS {first}) or CAST({_sql(operands[0])} AS {type_})",
+                why="Spark would convert one of them, and fail at the first record that cannot be converted",
+                fix=f"convert one of them: CAST({_sql(operand)} AS {first}) or "
+                f"CAST({_sql(operands[0])} AS {type_})",
             )
 
 
@@ -348,7 +351,7 @@ def _no_common(node: exp.Expression, types: Sequence[str]) -> NoReturn:
     raise PipelineError(
         f"the values in {_sql(node)} have different types: {kinds}",
         why="the result must have one type",
-        fix="wrap them in CAST(... AS string), or whichever type you want",
+        fix="wrap them in CAST(... AS string), or another type",
     )
 
 
@@ -357,8 +360,8 @@ def _refuse_syntax(node: exp.Expression) -> NoReturn:
     if isinstance(node, _QUERIES):
         raise PipelineError(
             f"a query cannot be used inside a step: {text}",
-            why="a step sees one record and no tables, and what a table holds changes between repeats",
-            fix="write only the expression; bring other data in as a stream",
+            why="a step processes one record, and the content of a table could change between retries",
+            fix="write only the expression, and read other data as a stream",
         )
     if isinstance(node, exp.Window | exp.Filter | exp.Distinct | exp.WithinGroup):
         denied = DENIED["window" if isinstance(node, exp.Window) else "sum"]
@@ -375,6 +378,6 @@ def _refuse_syntax(node: exp.Expression) -> NoReturn:
         raise PipelineError(f"{text} cannot be used here", why=denied.why, fix=denied.fix)
     raise PipelineError(
         f"{text!r} cannot be used in a step",
-        why=f"this part of SQL ({name}) is not in the part that Penstock can check without Spark",
-        fix="write it with functions and operators on columns, or do it in a Computation",
+        why=f"Penstock cannot check this part of SQL ({name}) without Spark",
+        fix="use functions and operators on columns, or a Computation",
     )

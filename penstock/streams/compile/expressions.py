@@ -1,7 +1,7 @@
-"""May a stateless step use this Spark SQL text, what does it read, what does it give? Pure: no JVM.
+"""Checks Spark SQL expressions of steps: allowed functions, columns and types. Pure: no JVM.
 
-A job's plan may be written by hand, so what the compiler checked is checked again where the plan is used
-(`check_plan`): only expressions of allowed functions over columns that are there, only our names and types.
+A job's plan may be written by hand, so the checks of the compiler are repeated where a plan is used
+(`check_plan`).
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from penstock.streams.bus.log import ARROW_TYPES
 from penstock.streams.catalogue import nearest
 from penstock.streams.compile.expression_types import Typer
 from penstock.streams.compile.functions import AGGREGATE_NAMES, AGGREGATES, GENERATORS, can_cast, element_of
-from penstock.streams.compile.graph import Columns, Place, check_columns
+from penstock.streams.compile.graph import CodeLocation, Columns, check_columns
 
-# No double or float: 0.1 has many texts, NaN is not itself. No binary: its text depends on the reader.
+# No double or float: 0.1 has several texts, and NaN != NaN. No binary: it has no text.
 KEY_TYPES = frozenset({"string", "int", "bigint", "boolean"})
 _EXPRESSION_CHARS_MAX = 10_000
-_SHOWN_CHARS_MAX = 100  # of the line of a mistake
+_SHOWN_CHARS_MAX = 100  # of a line in error texts
 _NO_KEYS = {
-    "double": ("numbers that are nearly equal differ", "CAST(ROUND({text} * 100) AS bigint)"),
-    "float": ("numbers that are nearly equal differ", "CAST(ROUND({text} * 100) AS bigint)"),
-    "decimal": ("1.5 and 1.50 are equal", "CAST({text} * 100 AS bigint)"),
-    "binary": ("bytes have none", "hex({text})"),
-    "timestamp": ("that of a time depends on the session's time zone", "unix_millis({text})"),
-    "date": ("that of a date depends on settings", "unix_date({text})"),
-    "array": ("a list has many", "array_join({text}, ',')"),
+    "double": ("nearly equal numbers have different texts", "CAST(ROUND({text} * 100) AS bigint)"),
+    "float": ("nearly equal numbers have different texts", "CAST(ROUND({text} * 100) AS bigint)"),
+    "decimal": ("1.5 and 1.50 are equal, but their texts differ", "CAST({text} * 100 AS bigint)"),
+    "binary": ("bytes have no text", "hex({text})"),
+    "timestamp": ("the text of a timestamp depends on the session's time zone", "unix_millis({text})"),
+    "date": ("the text of a date depends on settings", "unix_date({text})"),
+    "array": ("an array has several texts", "array_join({text}, ',')"),
 }
-# Whatever is built of these alone gives a value for every record; CAST, / and the like may stop a task.
+# Expressions of only these have a value for every record; CAST, division and others may fail.
 _CANNOT_FAIL = (
     *(exp.Column, exp.Identifier, exp.Literal, exp.Boolean, exp.Null, exp.Paren, exp.And, exp.Or, exp.Not),
     *(
@@ -73,10 +73,10 @@ _SUGGESTED = {"decimal": "double", "smallint": "int", "tinyint": "int"}
 
 
 class SparkExpressions(Spark):
-    """Spark's grammar that keeps the names of functions as they were written."""
+    """Spark's grammar, with function names as they were written."""
 
     class Parser(SparkParser):
-        """Every function call stays an `exp.Anonymous`, but for those with a grammar of their own."""
+        """Every function call is an `exp.Anonymous`, except those with a special syntax."""
 
         FUNCTIONS: ClassVar = {}
         FUNCTION_PARSERS: ClassVar = {
@@ -86,7 +86,7 @@ class SparkExpressions(Spark):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Generated:
-    """A generator that passed: the array it takes apart, and the columns it makes (position first)."""
+    """A checked generator: its array, and its new columns (position first)."""
 
     array: Checked
     outer: bool
@@ -95,7 +95,7 @@ class Generated:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summed:
-    """An aggregate that passed: `argument` is None for count(*)."""
+    """A checked aggregate; `argument` is None for count(*)."""
 
     function: str
     argument: Checked | None
@@ -105,9 +105,9 @@ class Summed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checked:
-    """An expression that passed: its text for Spark, the type it gives, the columns it reads.
+    """A checked expression: its text for Spark, its type, and the columns that it reads.
 
-    `normal` is equal for texts that differ in spaces, comments and case only.
+    `normal` is equal for texts that differ only in spaces, comments and case.
     """
 
     text: str
@@ -117,27 +117,27 @@ class Checked:
 
 
 def check_filter(text: str, columns: Columns) -> Checked:
-    """A condition."""
+    """Check a condition."""
     node = parse_text(text)
     if isinstance(node, exp.Alias):
         raise PipelineError(
             f"a condition has no name: {text!r}",
-            why=f"{node.alias!r} would be the name of a new column, and a filter makes none",
-            fix="remove it; strings go into quotes, and parts are joined by AND or OR",
+            why=f"{node.alias!r} would be the name of a new column, but a filter makes no columns",
+            fix="remove it; put strings into quotes, and combine conditions with AND or OR",
         )
     typer = Typer(dict(columns))
     type_ = typer.type_of(node)
     if type_ != "boolean":
         raise PipelineError(
-            f"{text!r} is no condition",
-            why=f"it gives {type_}, and a filter needs true or false",
+            f"{text!r} is not a condition",
+            why=f"its type is {type_}, but a filter needs boolean",
             fix=f"compare it with something, for example {text.strip()} IS NOT NULL",
         )
     return Checked(text=text_of(text), type=type_, columns=frozenset(typer.used), normal=_normal(text))
 
 
 def check_select(text: str, columns: Columns) -> tuple[str, Checked]:
-    """The name of a new column, and its expression. The text is "expression AS name", or a column."""
+    """Check "expression AS name" or a column; returns the name and the expression."""
     node = parse_text(text)
     if isinstance(node, exp.Alias) and isinstance(node.args["alias"], exp.Identifier):
         name, text = node.alias, _without_alias(text)
@@ -146,40 +146,40 @@ def check_select(text: str, columns: Columns) -> tuple[str, Checked]:
         name = node.name
     else:
         if not isinstance(node, exp.Alias | exp.Aliases):
-            _check_value(text, node, columns)  # what is wrong with it matters more than its name
+            _check_value(text, node, columns)  # an invalid expression is the more important error
         raise PipelineError(
             f"the result of {text!r} has no name",
-            why="every selected column needs a name, except a column taken as it is",
+            why="every selected expression needs a name, except a plain column",
             fix=f'write "{text.strip()} AS name"',
         )
     checked = _check_value(text, node, columns)
     if name.startswith("_"):
         raise PipelineError(
-            f"a column cannot be called {name!r}",
-            why="names starting with '_' belong to Penstock",
+            f"a column cannot be named {name!r}",
+            why="names that start with '_' are reserved for system columns",
             fix=f'write "{checked.text} AS {name.lstrip("_") or "name"}"',
         )
     return name, checked
 
 
 def check_key(texts: Sequence[str], columns: Columns) -> Checked:
-    """The key of a record, as one expression that gives a string; different keys give different strings."""
+    """Check a key; returns one string expression that differs for different keys."""
     parts = check_key_parts(texts, columns)
     if len(parts) == 1:
         return parts[0]
-    # A JSON array of strings: no separator can be mistaken for a part, and NULL differs from ''.
+    # A JSON array of strings: separators are unambiguous, and NULL differs from ''.
     text = f"to_json(array({', '.join(f'CAST({part.text} AS string)' for part in parts)}))"
     used = frozenset().union(*(part.columns for part in parts))
     return Checked(text=text, type="string", columns=used, normal=" , ".join(part.normal for part in parts))
 
 
 def check_key_parts(texts: Sequence[str], columns: Columns) -> tuple[Checked, ...]:
-    """Each part of a key by itself."""
+    """Check each part of a key."""
     return tuple(_check_key_part(text, columns) for text in texts)
 
 
 def check_flat_map(text: str, columns: Columns) -> Generated:
-    """A generator: "explode(array) AS name", "posexplode(array) AS (position, name)", or an outer one."""
+    """Check a key; returns one string expression, with different values for different keys."""
     node = parse_text(text)
     names: list[str] = []
     if isinstance(node, exp.Alias):
@@ -189,10 +189,10 @@ def check_flat_map(text: str, columns: Columns) -> Generated:
     known = GENERATORS.get(node.name.lower()) if isinstance(node, exp.Anonymous) else None
     if known is None or len(node.expressions) != 1:
         if not isinstance(node, exp.Anonymous):
-            Typer(dict(columns)).type_of(node)  # what is wrong with it matters more
+            Typer(dict(columns)).type_of(node)  # an invalid expression is the more important error
         raise PipelineError(
-            f"{text!r} does not make records of an array",
-            why=f"a flat_map calls one of {', '.join(GENERATORS)}, with one array",
+            f"{text!r} is not a generator",
+            why=f"a flat_map needs one of {', '.join(GENERATORS)}, with one array",
             fix='write "explode(array) AS name"',
         )
     outer, with_position = known
@@ -218,15 +218,15 @@ def _array_inside(text: str, node: exp.Expression, columns: Columns) -> Checked:
     checked = _check_value(text[inside[1].start : inside[-2].end + 1], node, columns)
     if not checked.type.startswith("array<"):
         raise PipelineError(
-            f"{checked.text!r} is no array: it is {checked.type}",
-            why="a record is made of each of its elements",
+            f"{checked.text!r} is not an array: it is {checked.type}",
+            why="a flat_map makes one record per element of an array",
             fix=f"make one, as in split({checked.text}, ' ')",
         )
     return checked
 
 
 def check_aggregate(text: str, columns: Columns) -> tuple[str, Summed]:
-    """The name of a value of a window, and how it is computed: "sum(column) AS name"."""
+    """Check a value of a window, "sum(column) AS name"; returns its name and aggregate."""
     node = parse_text(text)
     if not isinstance(node, exp.Alias) or not isinstance(node.args["alias"], exp.Identifier):
         raise PipelineError(
@@ -240,12 +240,12 @@ def check_aggregate(text: str, columns: Columns) -> tuple[str, Summed]:
         near = nearest(name, AGGREGATES)
         raise PipelineError(
             f"{call.sql(dialect='spark')} cannot be computed per window",
-            why=f"known are {', '.join(AGGREGATES)}, one at a time and without DISTINCT",
+            why=f"the known functions are {', '.join(AGGREGATES)}, not combined and without DISTINCT",
             fix="use approx_count_distinct(column)"
             if name in AGGREGATES
             else f"did you mean {near}()?"
             if near
-            else "select what you need before the window, and compute with its results behind it",
+            else "compute arguments in a select before the window, and use its results in a select after it",
         )
     return node.alias, _summed(name, call, tokens_of(text), text, columns)
 
@@ -273,7 +273,7 @@ def _summed(name: str, call: exp.Expression, tokens: Sequence[Token], text: str,
 
 
 def cannot_fail(text: str) -> bool:
-    """True if an expression that passed gives a value whatever a record holds."""
+    """True if a checked expression has a value for every record."""
     return all(
         isinstance(node, _CANNOT_FAIL)
         or (isinstance(node, exp.Anonymous) and node.name.lower() in _CALLS_THAT_CANNOT_FAIL)
@@ -286,25 +286,26 @@ def _check_key_part(text: str, columns: Columns) -> Checked:
     if isinstance(node, exp.Alias):
         raise PipelineError(
             f"a key has no name: {text!r}",
-            why="key_by only says which records belong together, it makes no column",
+            why="key_by does not make columns",
             fix='make the column first: .select("... AS name"), then .key_by("name")',
         )
     type_, text = Typer(dict(columns)).type_of(node), text_of(text)
     if type_ not in KEY_TYPES:
         why, fix = next(
-            (told for kind, told in _NO_KEYS.items() if type_.startswith(kind)),
-            ("nothing is known of its texts", "CAST({text} AS string)"),
+            (entry for kind, entry in _NO_KEYS.items() if type_.startswith(kind)),
+            ("its text is not defined", "CAST({text} AS string)"),
         )
         raise PipelineError(
             f"{text!r} cannot be a key: it is {type_}",
-            why=f"equal keys could go to different places: they need equal texts for ever, and {why}",
+            why="equal keys must always have equal texts, or they could go to "
+            f"different partitions, and {why}",
             fix=f"use a string, int, bigint or boolean, as in {fix.format(text=text)}",
         )
     return _check_value(text, node, columns)
 
 
 def check_value(text: str, columns: Columns) -> Checked:
-    """An expression that gives something a column can hold."""
+    """Check an expression with a type that a column can have."""
     return _check_value(text, parse_text(text), columns)
 
 
@@ -315,7 +316,7 @@ def _check_value(text: str, node: exp.Expression, columns: Columns) -> Checked:
     if type_ not in ARROW_TYPES:
         known = type_ != "void"
         raise PipelineError(
-            f"{text!r} gives {type_}, which no category can hold"
+            f"{text!r} has type {type_}, which a category cannot store"
             if known
             else f"the type of {text!r} is not known",
             why=f"a column on the bus is one of {', '.join(ARROW_TYPES)}",
@@ -327,7 +328,7 @@ def _check_value(text: str, node: exp.Expression, columns: Columns) -> Checked:
 
 
 def parse_text(text: str) -> exp.Expression:
-    """One expression; PipelineError if it is none."""
+    """Parse one expression; PipelineError if it is not valid."""
     if not isinstance(text, str) or not text.strip():
         raise PipelineError(
             f"an expression is empty: {text!r}",
@@ -343,7 +344,7 @@ def parse_text(text: str) -> exp.Expression:
     if "${" in text:
         raise PipelineError(
             f"an expression cannot hold '${{': {text[:60]!r}",
-            why="Spark would put settings and variables of the machine there, also inside quotes",
+            why="Spark would replace it with settings or environment variables, also inside quotes",
             fix="write the value itself; the two characters are concat('$', '{')",
         )
     try:
@@ -389,7 +390,7 @@ def _syntax_error(text: str, error: ParseError) -> PipelineError:
 
 
 def describe_syntax_error(text: str, error: ParseError) -> tuple[int, str]:
-    """The character of a text where sqlglot gave up, and why in words."""
+    """The position of a syntax error, and its description."""
     detail = error.errors[0]
     description, at = str(detail.get("description", "")), str(detail.get("highlight", ""))
     if description.startswith("Required keyword"):
@@ -409,7 +410,7 @@ def describe_syntax_error(text: str, error: ParseError) -> tuple[int, str]:
 
 
 def point_at(text: str, at: int) -> str:
-    """To be added to a reason: line and column of a character, and its line with a mark below it."""
+    """A suffix for error texts: line and column, and the line with a mark below the position."""
     start = text.rfind("\n", 0, at) + 1
     column = at - start
     shown = (text[start:].splitlines() or [""])[0]
@@ -423,7 +424,7 @@ def point_at(text: str, at: int) -> str:
 
 
 def tokens_of(text: str) -> list[Token]:
-    """Its tokens; TokenError if a quote is not closed."""
+    """The tokens of a text; TokenError if a quote is not closed."""
     return SparkExpressions().tokenize(text)
 
 
@@ -434,20 +435,20 @@ def _without_alias(text: str) -> str:
 
 
 def text_of(text: str) -> str:
-    """The same text without comments and with single spaces: what was checked is what Spark gets."""
+    """The text without comments and with single spaces, as it is passed to Spark."""
     return joined(tokens_of(text), text)
 
 
 def joined(tokens: Sequence[Token], text: str, without: Container[int] = ()) -> str:
-    """Text of some of the tokens of a text, with a space wherever it has one or a comment.
+    """The text of tokens, with one space for spaces and comments.
 
-    `without`: which of them are left out.
+    `without`: indices of tokens to leave out.
     """
     parts, gap = [], False
     for number, token in enumerate(tokens):
         before = tokens[number - 1] if number else None
         if before is not None and token.start == before.start:
-            continue  # 5L is read as 5::bigint
+            continue  # 5L is parsed as 5::bigint
         gap |= before is not None and token.start > before.end + 1
         if number not in without:
             parts.append(" " * gap + text[token.start : token.end + 1])
@@ -465,11 +466,11 @@ def _normal(text: str) -> str:
 
 # --- plans from elsewhere --------------------------------------------------------------------------------
 
-_NOWHERE = Place(file="plan", line=0)
+_NOWHERE = CodeLocation(file="plan", line=0)
 
 
 def check_plan(plan: Mapping[str, Any], inputs: Sequence[Columns]) -> None:
-    """ConfigError unless every stage fits the columns that reach it; `inputs`: what is read of each."""
+    """Check every stage against its input columns; ConfigError. `inputs`: the columns of each input."""
     try:
         columns = inputs[0]
         for branch in plan.get("branches") or ():
@@ -502,8 +503,8 @@ def _checked(stages: Iterable[Mapping[str, Any]], columns: Columns) -> Columns:
             case other:
                 raise PipelineError(
                     f"there is no stage {other!r}",
-                    why="known: filter, select, explode, key",
-                    fix="correct it",
+                    why="the stages are filter, select, explode and key",
+                    fix="use one of these",
                 )
         check_columns(columns, what=f"stage {stage['op']!r}", place=_NOWHERE)
     return columns
@@ -512,7 +513,7 @@ def _checked(stages: Iterable[Mapping[str, Any]], columns: Columns) -> Columns:
 def _check_type(text: str, found: str, wanted: str) -> None:
     if wanted not in ARROW_TYPES or (found != wanted and not can_cast(found, wanted)):
         raise PipelineError(
-            f"{text!r} cannot become {wanted!r}",
-            why=f"it gives {found}",
+            f"{text!r} cannot be converted to {wanted!r}",
+            why=f"its type is {found}",
             fix=f"use one of {', '.join(ARROW_TYPES)}",
         )

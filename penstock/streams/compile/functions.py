@@ -1,7 +1,7 @@
-"""The types and functions of Spark SQL that expressions may use, and why others may not. Pure.
+"""The types and functions of Spark SQL that expressions may use, and why others are refused. Pure.
 
-Functions are a list of what is allowed, not of what is forbidden: a repeated step must write the same records
-again, and nobody can promise that for a function Penstock does not know. Types follow Spark's ANSI rules.
+Only functions on this list are allowed, because a retried step must write the same records again, and unknown
+functions may not be deterministic. Types follow Spark's ANSI rules.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ DATA_TYPES = {
     "TIMESTAMP": "timestamp",
     "TIMESTAMPTZ": "timestamp",
 }
-# From -> what CAST cannot make of it (ANSI). Everything becomes a string; strings become everything.
+# Type -> types to which it cannot be cast (ANSI). All types can be cast from and to string.
 _NO_CAST = {
     "binary": NUMERIC | TIME | {"boolean"},
     "boolean": TIME | {"binary"},
@@ -61,20 +61,20 @@ def _wider(left: str, right: str) -> str:
         if "decimal" in (left, right):
             return "double" if {"float", "double"} & {left, right} else "decimal"
         wider = max(left, right, key=_WIDTH.__getitem__)
-        # A float cannot hold every int, so Spark goes to double at once.
+        # A float cannot represent every int, so Spark uses double.
         return "double" if wider == "float" else wider
     return "timestamp" if {left, right} == TIME else ""
 
 
 def can_cast(source: str, target: str) -> bool:
-    """True if CAST makes the one of the other."""
+    """True if CAST can convert the one type to the other."""
     if source.startswith("array<"):
         return target == "string"
     return target not in _NO_CAST.get(source, frozenset())
 
 
 def can_compare(left: str, right: str) -> bool:
-    """True if equal and smaller mean something; text next to a time is a time: ts > '2026-01-01'."""
+    """True if values of these types can be compared; ts > '2026-01-01' compares times."""
     return common_type([left, right]) is not None or (
         bool({left, right} & TIME) and "string" in (left, right)
     )
@@ -87,8 +87,8 @@ def element_of(array: str) -> str:
 
 # --- functions -------------------------------------------------------------------------------------------
 
-# What an argument may be. `r`: an array, `p`: whatever has a text form, `a`: anything,
-# `k`: a number written out, `j`: an int, but no bigint.
+# Kinds of arguments. `r`: an array, `p`: any type with a text form, `a`: any type,
+# `k`: a literal number, `j`: an int, but not a bigint.
 _KINDS: dict[str, tuple[str, frozenset[str]]] = {
     "s": ("string", frozenset({"string"})),
     "n": ("a number", NUMERIC),
@@ -108,7 +108,7 @@ _KINDS: dict[str, tuple[str, frozenset[str]]] = {
     "f": ("a number from 0 to 1", NUMERIC),
 }
 
-# name(kinds) -> result; "?": optional, "*": any number. Results that are no type follow from the arguments.
+# name(kinds) -> result; "?": optional, "*": any number. Results that are not types depend on the arguments.
 _SIGNATURES = """
 lower(s) -> string                  upper(s) -> string                  lcase(s) -> string
 ucase(s) -> string                  ltrim(s,s?) -> string               rtrim(s,s?) -> string
@@ -182,25 +182,25 @@ _SIGNATURE = re.compile(r"(\w+)\(([^)]*)\) -> (\S+)")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Function:
-    """What a function takes and returns."""
+    """The signature of a function."""
 
     name: str
     kinds: tuple[str, ...]  # of the required and optional arguments
     required: int
-    rest: str | None  # the kind of any further ones
+    rest: str | None  # the kind of further arguments
     result: str
 
     @property
     def compares(self) -> bool:
-        """True if it asks whether its arguments are equal."""
+        """True if it compares its arguments."""
         return self.name in _COMPARING
 
     def kind_of(self, index: int) -> str | None:
-        """What argument `index` must be; None: there is no such argument."""
+        """The kind of argument `index`; None: there is no such argument."""
         return self.kinds[index] if index < len(self.kinds) else self.rest
 
     def usage(self) -> str:
-        """How it is called, in words."""
+        """The call syntax, for error texts."""
         words = [
             _word(kind) + ("" if at < self.required else " (optional)") for at, kind in enumerate(self.kinds)
         ]
@@ -211,14 +211,14 @@ class Function:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Denied:
-    """Why a function of Spark may not be called, and what to do instead."""
+    """Why a function of Spark is not allowed, and what to use instead."""
 
     why: str
     fix: str
 
 
 def accepts(kind: str, type_: str) -> bool:
-    """True if an argument of this kind may have this type. NULL fits everywhere."""
+    """True if an argument of this kind may have this type. NULL is always allowed."""
     if kind == "a" or type_ == VOID:
         return True
     if kind == "r":
@@ -227,7 +227,7 @@ def accepts(kind: str, type_: str) -> bool:
 
 
 def is_constant(kind: str) -> bool:
-    """True if Spark wants the argument written out, not computed."""
+    """True if Spark requires a literal."""
     return kind in ("k", "f")
 
 
@@ -236,7 +236,7 @@ def _word(kind: str) -> str:
 
 
 def describe_kind(kind: str) -> str:
-    """The types a kind stands for, in words."""
+    """The types of a kind, as text."""
     return _word(kind)
 
 
@@ -259,7 +259,7 @@ def _read_signatures(text: str) -> dict[str, Function]:
 
 FUNCTIONS = _read_signatures(_SIGNATURES)
 
-# What a flat_map may call: (keeps a record whose array is empty or NULL, gives the position too).
+# The functions of a flat_map: (keeps a record with an empty or NULL array, also gives the position).
 GENERATORS = {
     "explode": (False, False),
     "explode_outer": (True, False),
@@ -267,13 +267,13 @@ GENERATORS = {
     "posexplode_outer": (True, True),
 }
 
-# What a window may compute, in the form of signatures. `total`: whole numbers give bigint, others double.
+# The functions of a window, as signatures. `total`: integers give bigint, others double.
 AGGREGATES = _read_signatures("""
 count(a?) -> bigint                 sum(n) -> total                     min(o) -> first
 max(o) -> first                     avg(n) -> double                    mean(n) -> double
 approx_count_distinct(h) -> bigint  approx_percentile(n,f) -> first     percentile_approx(n,f) -> first
 """)
-# Two names for one thing: what a plan has is the second.
+# Alias -> the name in a plan.
 AGGREGATE_NAMES = {"mean": "avg", "percentile_approx": "approx_percentile"}
 
 
@@ -311,7 +311,8 @@ DENIED: dict[str, Denied] = {
     **dict.fromkeys(
         _UNREPEATABLE,
         Denied(
-            why="a step is repeated after a crash and must give the same records; this gives others",
+            why="a step is retried after a crash and must give the same records, but "
+            "this function is not deterministic",
             fix="take the value from a column of the record (its event time, its own id)",
         ),
     ),
@@ -332,15 +333,15 @@ DENIED: dict[str, Denied] = {
     **dict.fromkeys(
         _GENERATORS,
         Denied(
-            why="it makes several records of one, and this step makes at most one",
+            why="it makes several records from one, but this step makes at most one",
             fix='use .flat_map("explode(array) AS name"), in SQL LATERAL VIEW explode(array) t AS name',
         ),
     ),
     **dict.fromkeys(
         _UNSAFE,
         Denied(
-            why="it reaches outside the record (JVM, files, network, secrets), or stops the task",
-            fix="do it in a Computation, or before the records come to the bus",
+            why="it accesses data outside of the record (JVM, files, network, secrets), or stops the task",
+            fix="use a Computation, or do it before the records are published",
         ),
     ),
 }

@@ -1,6 +1,6 @@
-"""What a pipeline is made of: steps and the streams between them, as values. Pure: building one runs nothing.
+"""The graph of a pipeline: steps and the streams between them, as values. Pure: building it runs nothing.
 
-The DSL records a `Graph`; SQL text becomes the same one. `plan.py` turns it into jobs.
+The DSL and SQL both build a `Graph`; `plan.py` compiles it to jobs.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _COLUMN = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,126}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
-    """The line of the user's file that made a step."""
+class CodeLocation:
+    """The line of the user's file that defines a step."""
 
     file: str
     line: int
@@ -37,139 +37,141 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
+class SourceStep:
     """Reads a category."""
 
     name: str
-    place: Place
+    place: CodeLocation
     category: str
     start: str = "earliest"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Filter:
+class FilterStep:
     """Keeps the records for which the condition is true."""
 
     name: str
-    place: Place
+    place: CodeLocation
     condition: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Select:
+class SelectStep:
     """Computes new columns from each record."""
 
     name: str
-    place: Place
+    place: CodeLocation
     columns: tuple[str, ...]  # "expression AS name", or a column
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KeyBy:
-    """Says which records belong together."""
+class KeyByStep:
+    """Partitions records by a key."""
 
     name: str
-    place: Place
+    place: CodeLocation
     keys: tuple[str, ...]
-    spread: bool = False  # records of a key go to all partitions: what reads them adds up a part of each key
+    spread: bool = False  # distribute the records of a key over all partitions, for a partial aggregate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Process:
-    """Runs a computation per key; the class is known by its name in the package's entry module."""
+class ProcessStep:
+    """Runs a computation per key; the class is found by name in the package's entry module."""
 
     name: str
-    place: Place
+    place: CodeLocation
     computation: str
     outputs: tuple[tuple[str, Columns], ...]  # (stream, its columns)
     late: str = "drop"
-    inputs: tuple[str, ...] = ("in",)  # what the computation calls the streams it reads, in their order
-    settings: tuple[tuple[str, str], ...] = ()  # of its job, where they are not the defaults
-    wants: tuple[tuple[str, Columns], ...] = ()  # (input, the columns that the computation declares)
+    inputs: tuple[str, ...] = ("in",)  # names of the input streams, in order
+    settings: tuple[tuple[str, str], ...] = ()  # of its job, where they differ from the defaults
+    required_columns: tuple[
+        tuple[str, Columns], ...
+    ] = ()  # (input, the columns that the computation declares)
     vectorised: bool = False  # called once per batch, with tables
-    state: Columns = ()  # the values it keeps per key, and their types
-    ids: tuple[str, Millis] | None = None  # the column with a record's own id, and for how long it counts
+    state: Columns = ()  # state values per key, and their types
+    ids: tuple[str, Millis] | None = None  # the column with the record id, and the slack
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sink:
-    """Writes to a category that others may read."""
+class SinkStep:
+    """Writes to a category."""
 
     name: str
-    place: Place
+    place: CodeLocation
     category: str
-    partitions: int | None = None  # None: as the pipeline
+    partitions: int | None = None  # None: as many as the pipeline
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FlatMap:
-    """Makes a record of each element of an array, beside the columns there are."""
+class FlatMapStep:
+    """Makes one record per element of an array, with all other columns."""
 
     name: str
-    place: Place
+    place: CodeLocation
     generator: str  # "explode(array) AS name", or posexplode with two names
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Union:
-    """All records of several streams with the same columns. Each keeps the key it has."""
+class UnionStep:
+    """Merges streams with the same columns. Records keep their keys."""
 
     name: str
-    place: Place
+    place: CodeLocation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Window:
-    """Says which records of a key are counted together, and when results are given."""
+class WindowStep:
+    """Assigns records of a key to windows, and says when windows emit results."""
 
     name: str
-    place: Place
+    place: CodeLocation
     spans: Spans
     firing: Firing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Aggregate:
-    """One record per key and window: the key's columns, the window, and these values."""
+class AggregateStep:
+    """One record per key and window: the key columns, the window, and these values."""
 
     name: str
-    place: Place
+    place: CodeLocation
     columns: tuple[str, ...]  # "count(*) AS n"
     two_phase: bool = False
-    phase: str = ""  # of one that was taken apart: "partial" or "combine"
+    phase: str = ""  # with two phases: "partial" or "combine"
     late: str = "drop"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Join:
-    """Pairs of records of two keyed streams (the first edge is the left one), near each other in time."""
+class JoinStep:
+    """Joins two keyed streams (the first edge is the left one) on records that are near in time."""
 
     name: str
-    place: Place
+    place: CodeLocation
     how: str  # inner | left | outer
-    before_ms: int | None = None  # the right one's time is at least the left one's minus this
-    after_ms: int | None = None  # and at most plus this
-    spans: Spans | None = None  # instead: both are in the same window
+    before_ms: int | None = None  # right time >= left time - before_ms
+    after_ms: int | None = None  # right time <= left time + after_ms
+    spans: Spans | None = None  # alternative: both are in the same window
     late: str = "drop"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Dedup:
-    """The first record of each key, and again when `within_ms` or its window is over; others are dropped."""
+class DedupStep:
+    """The first record of each key within `within_ms` or a window; others are dropped."""
 
     name: str
-    place: Place
+    place: CodeLocation
     within_ms: int | None = None
-    spans: Spans | None = None  # instead: up to the end of its window
+    spans: Spans | None = None  # alternative: up to the end of its window
     late: str = "drop"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Top:
-    """The first records of each window, keyed by it, in the order of a column; of results of an aggregate."""
+class TopStep:
+    """The first `count` results of each window of an aggregate, ordered by a column."""
 
     name: str
-    place: Place
+    place: CodeLocation
     count: int
     by: str
     lowest: bool = False
@@ -177,23 +179,24 @@ class Top:
 
 
 Step = (
-    Source
-    | Filter
-    | Select
-    | FlatMap
-    | Union
-    | KeyBy
-    | Process
-    | Window
-    | Aggregate
-    | Join
-    | Dedup
-    | Top
-    | Sink
+    SourceStep
+    | FilterStep
+    | SelectStep
+    | FlatMapStep
+    | UnionStep
+    | KeyByStep
+    | ProcessStep
+    | WindowStep
+    | AggregateStep
+    | JoinStep
+    | DedupStep
+    | TopStep
+    | SinkStep
 )
-Stateless = Filter | Select | FlatMap | Union  # what a job does on the way; KeyBy too where nothing follows
-# What needs the records of a key together: a job of its own.
-Stateful = Process | Aggregate | Join | Dedup | Top
+# Steps of a stateless job; also a KeyByStep without a shuffle.
+StatelessSteps = FilterStep | SelectStep | FlatMapStep | UnionStep
+# Steps that need all records of a key in one partition: each is a job of its own.
+StatefulSteps = ProcessStep | AggregateStep | JoinStep | DedupStep | TopStep
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,7 +210,7 @@ class Edge:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Graph:
-    """A whole pipeline, as recorded."""
+    """A whole pipeline."""
 
     name: str
     partitions: int
@@ -215,51 +218,53 @@ class Graph:
     edges: tuple[Edge, ...]
 
     def step(self, name: str) -> Step:
-        """The step of that name."""
+        """The step with this name."""
         return next(step for step in self.steps if step.name == name)
 
     def input_of(self, name: str) -> Edge:
-        """The stream a step reads. Requires: not a source."""
+        """The first input of a step. Requires: not a source."""
         return next(edge for edge in self.edges if edge.target == name)
 
     def inputs_of(self, name: str) -> tuple[Edge, ...]:
-        """All streams a step reads, in the order of writing."""
+        """All inputs of a step, in the order in which they were added."""
         return tuple(edge for edge in self.edges if edge.target == name)
 
-    def key_of(self, edge: Edge) -> tuple[KeyBy | None, tuple[Step, ...]]:
-        """The key_by whose key the records of a stream have, and the steps from there on, nearest last."""
+    def key_of(self, edge: Edge) -> tuple[KeyByStep | None, tuple[Step, ...]]:
+        """The key_by that defines the key of a stream, and the steps after it, in order."""
         between: list[Step] = []
         step = self.step(edge.source)
-        while isinstance(step, Filter | Select | FlatMap | Window | Dedup):
+        while isinstance(step, FilterStep | SelectStep | FlatMapStep | WindowStep | DedupStep):
             between.append(step)
             step = self.step(self.input_of(step.name).source)
-        return (step if isinstance(step, KeyBy) else None), tuple(reversed(between))
+        return (step if isinstance(step, KeyByStep) else None), tuple(reversed(between))
 
     def readers_of(self, name: str) -> tuple[Edge, ...]:
-        """Who reads from a step, in the order of writing."""
+        """The edges to the readers of a step, in the order in which they were added."""
         return tuple(edge for edge in self.edges if edge.source == name)
 
     def ordered(self) -> tuple[Step, ...]:
-        """All steps, each after those it reads from; otherwise in the order of writing."""
+        """All steps in topological order; otherwise in the order in which they were added."""
         sorter: TopologicalSorter[str] = TopologicalSorter({step.name: [] for step in self.steps})
         for edge in self.edges:
             sorter.add(edge.target, edge.source)
         try:
-            rank = {name: place for place, name in enumerate(sorter.static_order())}
+            rank = {name: index for index, name in enumerate(sorter.static_order())}
         except CycleError as error:
             path = " → ".join(error.args[1])
             raise PipelineError(
-                f"pipeline {self.name!r} runs in a circle: {path}",
-                why="a step cannot wait for its own output",
-                fix="write the stream that goes back to a sink, and read it in another pipeline",
+                f"pipeline {self.name!r} has a cycle: {path}",
+                why="a step cannot read its own output",
+                fix="write the stream that closes the cycle to a sink, and read it in another pipeline",
             ) from error
-        written = {step.name: place for place, step in enumerate(self.steps)}
+        written = {step.name: index for index, step in enumerate(self.steps)}
         if all(written[edge.source] < written[edge.target] for edge in self.edges):
             return self.steps
         return tuple(sorted(self.steps, key=lambda step: rank[step.name]))
 
     def to_json(self) -> dict[str, Any]:
-        """Nodes and edges for those who draw them; no lines of files, so that moving code changes nothing."""
+        """Nodes and edges, for drawings. Without code locations, so that moving code does not change the
+        JSON.
+        """
         return {
             "nodes": [_node_json(step) for step in self.steps],
             "edges": [{"from": edge.source, "to": edge.target, "stream": edge.stream} for edge in self.edges],
@@ -269,153 +274,158 @@ class Graph:
 def _node_json(step: Step) -> dict[str, Any]:
     node: dict[str, Any] = {"name": step.name}
     match step:
-        case Source():
+        case SourceStep():
             node |= {"op": "source", "category": step.category, "start": step.start}
-        case Filter():
+        case FilterStep():
             node |= {"op": "filter", "condition": step.condition}
-        case Select():
+        case SelectStep():
             node |= {"op": "select", "columns": list(step.columns)}
-        case FlatMap():
+        case FlatMapStep():
             node |= {"op": "flat_map", "generator": step.generator}
-        case Union():
+        case UnionStep():
             node |= {"op": "union"}
-        case KeyBy():
+        case KeyByStep():
             node |= {"op": "key_by", "keys": list(step.keys)}
-        case Process():
+        case ProcessStep():
             node |= {"op": "process", "computation": step.computation, "late": step.late}
             node |= {"streams": [stream for stream, _ in step.outputs]}
             node |= {"inputs": list(step.inputs)} if len(step.inputs) > 1 else {}
-        case Window():
+        case WindowStep():
             node |= {"op": "window", **step.spans.to_json(), **step.firing.to_json()}
-        case Aggregate():
+        case AggregateStep():
             node |= {"op": "aggregate", "columns": list(step.columns)}
             node |= {"two_phase": True} if step.two_phase else {}
-        case Join():
+        case JoinStep():
             near = {"before_ms": step.before_ms, "after_ms": step.after_ms}
             node |= {"op": "join", "how": step.how, **(step.spans.to_json() if step.spans else near)}
-        case Dedup():
+        case DedupStep():
             span = step.spans.to_json() if step.spans else {"within_ms": step.within_ms}
             node |= {"op": "dedup", **span}
-        case Top():
+        case TopStep():
             node |= {"op": "top", "count": step.count, "by": step.by, "lowest": step.lowest}
-        case Sink():
+        case SinkStep():
             node |= {"op": "sink", "category": step.category, "partitions": step.partitions}
     return node
 
 
 def check_graph(graph: Graph) -> None:
-    """Refuse what no catalogue could make right: circles, dead ends, categories with two roles."""
+    """Check what does not depend on the catalogue: cycles, unread streams, categories with two roles."""
     graph.ordered()
-    if not any(isinstance(step, Source) for step in graph.steps):
+    if not any(isinstance(step, SourceStep) for step in graph.steps):
         raise PipelineError(
             f"pipeline {graph.name!r} is empty",
             why="it has no source, so there is nothing to run",
             fix='begin with p.source("<category>") and end with .sink("<category>")',
         )
-    sources = {step.category: step for step in graph.steps if isinstance(step, Source)}
-    written: dict[str, Sink] = {}
+    sources = {step.category: step for step in graph.steps if isinstance(step, SourceStep)}
+    written: dict[str, SinkStep] = {}
     for step in graph.steps:
-        if isinstance(step, Sink):
+        if isinstance(step, SinkStep):
             check_sink(step, sources=sources.values(), sinks=written.values())
             written[step.category] = step
         else:
             _check_is_read(graph, step)
 
 
-def check_sink(sink: Sink, *, sources: Iterable[Source], sinks: Iterable[Sink]) -> None:
+def check_sink(sink: SinkStep, *, sources: Iterable[SourceStep], sinks: Iterable[SinkStep]) -> None:
     """Refuse a category that is read and written, or written twice, by one pipeline."""
     for source in sources:
         if source.category == sink.category:
             raise PipelineError(
                 f"{sink.place}: category {sink.category!r} is both a source and a sink of this pipeline",
-                why=f"it is read at {source.place}: the pipeline would feed itself",
-                fix="sink to a category of another name; to go on from a stream, keep it in a variable",
+                why=f"it is read at {source.place}: the pipeline would read its own output",
+                fix="use another category as sink; to use a stream several times, assign it to a variable",
             )
         if f"{source.category}.dead" == sink.category:
             raise PipelineError(
                 f"{sink.place}: category {sink.category!r} cannot be a sink",
-                why=f"records of {source.category!r} that do not parse are written there",
-                fix="sink to a category of another name",
+                why=f"it is the dead-letter category of {source.category!r}",
+                fix="use another category as sink",
             )
     for other in sinks:
         if other.category == sink.category:
             raise PipelineError(
                 f"{sink.place}: category {sink.category!r} is written twice",
-                why=f"step {other.name!r} at {other.place} writes it already; two would mix their records",
-                fix="give one of the sinks another category",
+                why=f"step {other.name!r} at {other.place} writes it already, and "
+                "their records would be mixed",
+                fix="use another category for one of the sinks",
             )
 
 
 def _check_is_read(graph: Graph, step: Step) -> None:
     read = {edge.stream for edge in graph.readers_of(step.name)}
-    streams = [stream for stream, _ in step.outputs] if isinstance(step, Process) else [DEFAULT_STREAM]
+    streams = [stream for stream, _ in step.outputs] if isinstance(step, ProcessStep) else [DEFAULT_STREAM]
     for stream in streams:
         if stream in read:
             continue
         what = (
-            f"stream {stream!r} of step {step.name!r}" if isinstance(step, Process) else f"step {step.name!r}"
+            f"stream {stream!r} of step {step.name!r}"
+            if isinstance(step, ProcessStep)
+            else f"step {step.name!r}"
         )
         end = (
-            f'.stream("{stream}").sink("<category>")' if isinstance(step, Process) else '.sink("<category>")'
+            f'.stream("{stream}").sink("<category>")'
+            if isinstance(step, ProcessStep)
+            else '.sink("<category>")'
         )
         raise PipelineError(
-            f"{step.place}: {what} leads nowhere",
-            why="nothing reads it, so its records would be computed and thrown away",
+            f"{step.place}: nothing reads {what}",
+            why="its records would be computed and dropped",
             fix=f"end it with {end}, or remove it",
         )
 
 
-def check_name(name: object, *, what: str, place: Place) -> str:
-    """A name of a pipeline or a step: it becomes part of names of jobs."""
+def check_name(name: object, *, what: str, place: CodeLocation) -> str:
+    """Check the name of a pipeline or a step: it becomes part of job names."""
     if isinstance(name, str) and _NAME.fullmatch(name):
         return name
     raise PipelineError(
         f"{place}: {name!r} cannot be the name of a {what}",
-        why="names become parts of job names: a letter, then up to 62 letters, digits, '_' or '-'",
+        why="it becomes part of job names: a letter, then up to 62 letters, digits, '_' or '-'",
         fix=f'choose a name like "{safe_name(str(name))}"',
     )
 
 
-def check_category(name: object, *, place: Place) -> str:
-    """A name of a category."""
+def check_category(name: object, *, place: CodeLocation) -> str:
+    """Check the name of a category."""
     if isinstance(name, str) and _CATEGORY.fullmatch(name) and not name.endswith("."):
         return name
     raise PipelineError(
         f"{place}: {name!r} cannot be the name of a category",
-        why="categories are named by a letter, then up to 126 letters, digits, '_', '-' or '.'",
+        why="a category name is a letter, then up to 126 letters, digits, '_', '-' or '.'",
         fix='choose a name like "query_counts"',
     )
 
 
-def check_partitions(partitions: object, *, place: Place) -> int:
-    """A number of partitions."""
+def check_partitions(partitions: object, *, place: CodeLocation) -> int:
+    """Check a number of partitions."""
     if isinstance(partitions, int) and not isinstance(partitions, bool) and 1 <= partitions <= PARTITIONS_MAX:
         return partitions
     raise PipelineError(
         f"{place}: partitions={partitions!r} is not possible",
         why=f"a category has 1 to {PARTITIONS_MAX} partitions; a job never has more tasks than partitions",
-        fix="use the largest number of tasks you may ever need, for example partitions=8",
+        fix="use the largest number of tasks that you may ever need, for example partitions=8",
     )
 
 
-def check_columns(columns: Columns, *, what: str, place: Place) -> None:
-    """Column names and types that a category can have."""
+def check_columns(columns: Columns, *, what: str, place: CodeLocation) -> None:
+    """Check that a category can have these column names and types."""
     seen: dict[str, str] = {}
     for name, kind in columns:
         if not _COLUMN.fullmatch(name):
             raise PipelineError(
                 f"{place}: {what}: {name!r} cannot be the name of a column",
-                why="names starting with '_' belong to Penstock"
+                why="names that start with '_' are reserved for system columns"
                 if name.startswith("_")
-                else "columns are named by a letter, then letters, digits or '_'",
+                else "a column name is a letter, then letters, digits or '_'",
                 fix=f'call it "{safe_name(name.strip("_"))}"',
             )
         if name.lower() in seen:
             raise PipelineError(
-                f"{place}: {what}: column {name!r} comes twice",
-                why="Spark does not tell upper from lower case in names of columns"
+                f"{place}: {what}: there are two columns named {name!r}",
+                why="Spark ignores the case of column names"
                 if seen[name.lower()] != name
-                else "each column has one value",
+                else "column names must be unique",
                 fix='give one of them another name: "<expression> AS other_name"',
             )
         if kind not in ARROW_TYPES:
@@ -428,6 +438,6 @@ def check_columns(columns: Columns, *, what: str, place: Place) -> None:
 
 
 def safe_name(text: str) -> str:
-    """The nearest text that may be a name."""
+    """The text with all characters replaced that a name cannot have."""
     name = re.sub(r"[^A-Za-z0-9_-]+", "_", text).strip("_-")[:63]
     return name if name[:1].isalpha() else f"s_{name}"[:63].rstrip("_")

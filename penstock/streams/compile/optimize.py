@@ -1,8 +1,8 @@
 """Rewrites of a graph, each with its reason, before it is cut into jobs. Pure.
 
-`optimize` gives a graph that does the same with less: fewer shuffles, filters and projections before them.
-`take_apart` makes two steps of an aggregate with `two_phase=True`. A key with most of the records would be
-the work of one partition; in two phases its records go to all partitions in turn, each adds up its own per
+`optimize` reduces the work without changing results: fewer shuffles, and filters and projections before them.
+`split_two_phase` makes two steps of an aggregate with `two_phase=True`. A key with most of the records would
+be the work of one partition; in two phases its records go to all partitions in turn, each adds up its own per
 window, and only these partial results meet by key. They merge in any order to the same value, so the results
 are those of one phase. What is cut, carried and read is decided later, in `cutting.py`.
 """
@@ -17,31 +17,31 @@ from penstock.core.errors import PipelineError
 from penstock.streams.catalogue import Catalogue
 from penstock.streams.compile.expressions import cannot_fail
 from penstock.streams.compile.graph import (
-    Aggregate,
+    AggregateStep,
     Edge,
-    Filter,
-    FlatMap,
+    FilterStep,
+    FlatMapStep,
     Graph,
-    KeyBy,
-    Select,
-    Sink,
-    Stateful,
+    KeyByStep,
+    SelectStep,
+    SinkStep,
+    StatefulSteps,
     Step,
-    Window,
+    WindowStep,
 )
 from penstock.streams.compile.schemas import Schemas, resolve_schemas
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rewrite:
-    """What was changed, at which steps, and why the results stay the same and it pays."""
+    """A change of the graph: the rule, the steps, and why it is correct and useful."""
 
     rule: str
     steps: tuple[str, ...]
     reason: str
 
     def to_json(self) -> dict[str, Any]:
-        """As `penstock plan` gives it."""
+        """The JSON form for `penstock plan`."""
         return {"rule": self.rule, "steps": list(self.steps), "reason": self.reason}
 
 
@@ -49,7 +49,7 @@ Found = tuple[Graph, Rewrite] | None
 
 
 def optimize(graph: Graph, catalogue: Catalogue) -> tuple[Schemas, tuple[Rewrite, ...]]:
-    """The rewritten graph with its schemas, and what was done. Requires: the graph passed its checks."""
+    """The schemas of the rewritten graph, and the rewrites. Requires: the graph passed its checks."""
     schemas, rewrites = resolve_schemas(graph, catalogue), []
     while (found := _first(schemas)) is not None:
         changed, rewrite = found
@@ -59,8 +59,8 @@ def optimize(graph: Graph, catalogue: Catalogue) -> tuple[Schemas, tuple[Rewrite
 
 
 def _first(schemas: Schemas) -> Found:
-    # Dropping a shuffle saves more than anything that can be done before one. Each rule moves a filter or a
-    # select towards the source, or removes a step, so this ends.
+    # Rules that drop a shuffle come first, because they save most. Each rule moves a filter or a select
+    # towards the source, or removes a step, so the loop ends.
     rules: tuple[Callable[[Schemas, Step], Found], ...] = (
         _unused_key,
         _same_key,
@@ -77,28 +77,28 @@ def _first(schemas: Schemas) -> Found:
     return None
 
 
-def key_is_used(graph: Graph, step: KeyBy) -> bool:
-    """True if records reach a sink, or something that works per key, with this key."""
-    return any(not isinstance(reader, KeyBy) for reader in _ends_behind(graph, step))
+def key_is_used(graph: Graph, step: KeyByStep) -> bool:
+    """True if records reach a sink or a stateful step with this key."""
+    return any(not isinstance(reader, KeyByStep) for reader in _next_ends(graph, step))
 
 
-def needs_shuffle(graph: Graph, step: KeyBy) -> bool:
-    """True if something behind it needs the records of a key together."""
-    return any(isinstance(reader, Stateful) for reader in _ends_behind(graph, step))
+def needs_shuffle(graph: Graph, step: KeyByStep) -> bool:
+    """True if a later step needs all records of a key in one partition."""
+    return any(isinstance(reader, StatefulSteps) for reader in _next_ends(graph, step))
 
 
-def _ends_behind(graph: Graph, step: Step) -> Iterable[Step]:
+def _next_ends(graph: Graph, step: Step) -> Iterable[Step]:
     for edge in graph.readers_of(step.name):
         reader = graph.step(edge.target)
-        if isinstance(reader, KeyBy | Stateful | Sink):
+        if isinstance(reader, KeyByStep | StatefulSteps | SinkStep):
             yield reader
         else:
-            yield from _ends_behind(graph, reader)
+            yield from _next_ends(graph, reader)
 
 
 def _unused_key(schemas: Schemas, step: Step) -> Found:
     graph = schemas.graph
-    if not isinstance(step, KeyBy) or key_is_used(graph, step):
+    if not isinstance(step, KeyByStep) or key_is_used(graph, step):
         return None
     reason = f"the key of {step.name} is replaced by a later one before anything uses it"
     return _without(graph, step), Rewrite(rule="drop shuffle", steps=(step.name,), reason=reason)
@@ -106,10 +106,10 @@ def _unused_key(schemas: Schemas, step: Step) -> Found:
 
 def _same_key(schemas: Schemas, step: Step) -> Found:
     graph = schemas.graph
-    if not isinstance(step, KeyBy) or not needs_shuffle(graph, step):
+    if not isinstance(step, KeyByStep) or not needs_shuffle(graph, step):
         return None
     for other in graph.steps:
-        if other is step or not isinstance(other, KeyBy) or not needs_shuffle(graph, other):
+        if other is step or not isinstance(other, KeyByStep) or not needs_shuffle(graph, other):
             continue
         same = (schemas.keys[step.name].normal, step.spread) == (
             schemas.keys[other.name].normal,
@@ -123,25 +123,25 @@ def _same_key(schemas: Schemas, step: Step) -> Found:
                 if edge.target != other.name
             )
             steps = tuple(kept for kept in graph.steps if kept is not other)
-            reason = f"{other.name} brings the same records together by the same key: it reads {step.name}"
+            reason = f"{other.name} partitions the same records by the same key: it reads {step.name}"
             rewrite = Rewrite(rule="share shuffle", steps=(other.name, step.name), reason=reason)
             return replace(graph, steps=steps, edges=edges), rewrite
     return None
 
 
 def _filter_below_key(schemas: Schemas, step: Step) -> Found:
-    above = _only_reader(schemas.graph, step, KeyBy)
-    if not isinstance(step, Filter) or not _is_shuffle(schemas.graph, above):
+    above = _only_reader(schemas.graph, step, KeyByStep)
+    if not isinstance(step, FilterStep) or not _is_shuffle(schemas.graph, above):
         return None
     assert above is not None
-    reason = f"what {step.name} drops need not go through {above.name}"
+    reason = f"records that {step.name} drops need not go through {above.name}"
     rewrite = Rewrite(rule="push filter", steps=(step.name, above.name), reason=reason)
     return _swapped(schemas.graph, above, step), rewrite
 
 
 def _select_below_key(schemas: Schemas, step: Step) -> Found:
-    above = _only_reader(schemas.graph, step, KeyBy)
-    if not isinstance(step, Select) or not _is_shuffle(schemas.graph, above):
+    above = _only_reader(schemas.graph, step, KeyByStep)
+    if not isinstance(step, SelectStep) or not _is_shuffle(schemas.graph, above):
         return None
     assert above is not None
     key = schemas.keys[above.name].columns
@@ -151,48 +151,49 @@ def _select_below_key(schemas: Schemas, step: Step) -> Found:
     after = {name for name, _ in selected} | key
     before = key.union(*(checked.columns for _, checked in selected))
     if len(after) > len(before):
-        return None  # it would make the records that are written larger
+        return None  # the written records would be larger
     reason = f"{above.name} writes {', '.join(sorted(after))} instead of {', '.join(sorted(before))}"
     if after == before:
-        reason = f"{above.name} writes no more for it, and who reads it has nothing left to do"
+        reason = f"{above.name} writes the same columns, and its readers need not compute them"
     rewrite = Rewrite(rule="push projection", steps=(step.name, above.name), reason=reason)
     return _swapped(schemas.graph, above, step), rewrite
 
 
 def _filter_below_select(schemas: Schemas, step: Step) -> Found:
-    above = _only_reader(schemas.graph, step, Select)
-    if not isinstance(step, Filter) or not isinstance(above, Select):
+    above = _only_reader(schemas.graph, step, SelectStep)
+    if not isinstance(step, FilterStep) or not isinstance(above, SelectStep):
         return None
     used = schemas.conditions[step.name].columns
     keyed, _ = schemas.graph.key_of(schemas.graph.input_of(above.name))
     if keyed is None or not used <= schemas.unchanged(above):
         return None
-    reason = f"{above.name} takes {', '.join(sorted(used)) or 'nothing'} as it is, and the filter can go on"
+    unchanged = ", ".join(sorted(used)) or "any used column"
+    reason = f"{above.name} does not change {unchanged}, so the filter can be before it"
     rewrite = Rewrite(rule="push filter", steps=(step.name, above.name), reason=reason)
     return _swapped(schemas.graph, above, step), rewrite
 
 
 def _filter_below_flat_map(schemas: Schemas, step: Step) -> Found:
-    above = _only_reader(schemas.graph, step, FlatMap)
-    if not isinstance(step, Filter) or not isinstance(above, FlatMap):
+    above = _only_reader(schemas.graph, step, FlatMapStep)
+    if not isinstance(step, FilterStep) or not isinstance(above, FlatMapStep):
         return None
     condition = schemas.conditions[step.name]
     made = {name for name, _ in schemas.generated[above.name].columns}
-    # A record without elements never reached the filter: a condition that can fail must not see it now.
+    # Records without elements did not reach the filter: a condition that can fail must not be moved.
     if condition.columns & made or not cannot_fail(step.condition):
         return None
-    reason = f"it asks nothing about what {above.name} makes, so it is asked once per record"
+    reason = f"it does not use the columns that {above.name} makes, so it can be evaluated once per record"
     rewrite = Rewrite(rule="push filter", steps=(step.name, above.name), reason=reason)
     return _swapped(schemas.graph, above, step), rewrite
 
 
 def _is_shuffle(graph: Graph, step: Step | None) -> bool:
-    return isinstance(step, KeyBy) and needs_shuffle(graph, step)
+    return isinstance(step, KeyByStep) and needs_shuffle(graph, step)
 
 
 def _only_reader(graph: Graph, step: Step, kind: type[Step]) -> Step | None:
-    """What `step` reads, if it is of this kind and nobody else reads it."""
-    if not isinstance(step, Filter | Select):
+    """The input of `step`, if it is of this kind and has no other reader."""
+    if not isinstance(step, FilterStep | SelectStep):
         return None
     above = graph.step(graph.input_of(step.name).source)
     return above if isinstance(above, kind) and len(graph.readers_of(above.name)) == 1 else None
@@ -209,7 +210,7 @@ def _without(graph: Graph, step: Step) -> Graph:
 
 
 def _swapped(graph: Graph, above: Step, below: Step) -> Graph:
-    """`above` feeds only `below`; afterwards it is the other way round."""
+    """Swap two steps, where `below` is the only reader of `above`."""
 
     def turned(edge: Edge) -> Edge:
         if edge.target == above.name:
@@ -226,29 +227,29 @@ def _swapped(graph: Graph, above: Step, below: Step) -> Graph:
 # --- an aggregate in two phases --------------------------------------------------------------------------
 
 
-def take_apart(graph: Graph) -> tuple[Graph, tuple[Rewrite, ...]]:
-    """The graph with each such aggregate as two steps. Requires: windows have keys and aggregates windows."""
+def split_two_phase(graph: Graph) -> tuple[Graph, tuple[Rewrite, ...]]:
+    """The graph with two steps for each such aggregate. Requires: windows have keys, aggregates windows."""
     rewrites = []
     for step in graph.steps:
-        if isinstance(step, Aggregate) and step.two_phase:
-            graph = _taken_apart(graph, step)
+        if isinstance(step, AggregateStep) and step.two_phase:
+            graph = _split_aggregate(graph, step)
             reason = (
-                "records of a key go to all partitions in turn and are added up there; their sums meet by key"
+                "records of a key are aggregated in all partitions; the partial results are combined by key"
             )
             rewrites.append(Rewrite(rule="two phases", steps=(step.name,), reason=reason))
     return graph, tuple(rewrites)
 
 
-def _taken_apart(graph: Graph, whole: Aggregate) -> Graph:
+def _split_aggregate(graph: Graph, whole: AggregateStep) -> Graph:
     into = graph.input_of(whole.name)
     window = graph.step(into.source)
-    assert isinstance(window, Window), "checked before: an aggregate reads a window"
+    assert isinstance(window, WindowStep), "checked before: an aggregate reads a window"
     keyed, _ = graph.key_of(graph.input_of(window.name))
     assert keyed is not None, "checked before: a window has a key"
     if window.spans.kind == "session" or not window.firing.is_plain:
         raise PipelineError(
             f"{whole.place}: step {whole.name!r} cannot have two phases",
-            why="a part of a key knows neither where its sessions end nor what is new in the whole",
+            why="a partial result has only a part of the records of a session or of an early result",
             fix="leave two_phase= out, or use tumbling(...) or sliding(...) without early= and late=",
         )
     taken = {step.name for step in graph.steps}
@@ -260,7 +261,7 @@ def _taken_apart(graph: Graph, whole: Aggregate) -> Graph:
     made: list[Step] = [spread]
     if len(graph.readers_of(window.name)) == 1:
         gone.add(before)
-    else:  # others read the window's records where their key is
+    else:  # other steps read the window too
         own = replace(window, name=_free(f"{whole.name}_window", taken))
         made.append(own)
     steps: list[Step] = []

@@ -1,7 +1,7 @@
-"""User code by hash: built from a pipeline's file, unpacked and imported in a container.
+"""Packages of user code, named by hash: built from a pipeline's file, unpacked and imported in a container.
 
-A package comes from outside. Everything that could leave its folder, hide a file behind another one, or fill
-a disk is refused before a byte is written.
+Packages are not trusted. Entries outside of the folder, duplicate names and zip bombs are refused before
+anything is written to disk.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ if TYPE_CHECKING:
 PACKAGE_BYTES_MAX = 100 * 2**20
 UNPACKED_BYTES_MAX = 500 * 2**20
 RATIO_MAX = 100
-RATIO_FREE_BYTES = 2**20  # so small that no ratio matters
+RATIO_FREE_BYTES = 2**20  # below this size any ratio is allowed
 ENTRIES_MAX = 10_000
 _NAME_CHARS_MAX = 255
 _DEPTH_MAX = 32
 _FOLDER = "/"
-# So that the same files give the same bytes, on every machine and in every year.
+# Fixed metadata, so that the same files give the same bytes on every machine.
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 _FILE_MODE = (stat.S_IFREG | 0o644) << 16
 
@@ -52,7 +52,7 @@ def pack_entries(files: Mapping[str, bytes]) -> bytes:
     _check_names(files)
     _check_sizes(len(files), sum(map(len, files.values())))
     buffer = io.BytesIO()
-    # Stored, not deflated: compressed bytes differ between versions of zlib, and the hash would with them.
+    # Stored, not deflated: compressed bytes differ between versions of zlib, and so would the hash.
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
         for name in sorted(files):
             info = zipfile.ZipInfo(name, date_time=_EPOCH)
@@ -84,14 +84,15 @@ def _check_infos(infos: list[zipfile.ZipInfo], package_bytes: int) -> None:
     _check_sizes(len(infos), unpacked)
     if unpacked > RATIO_FREE_BYTES and unpacked > RATIO_MAX * package_bytes:
         raise _unsafe(
-            f"{package_bytes} bytes would become {unpacked}", f"more than {RATIO_MAX} times: that is a bomb"
+            f"{package_bytes} bytes would become {unpacked}",
+            f"more than {RATIO_MAX} times as many: this is a zip bomb",
         )
     for info in infos:
         kind = stat.S_IFMT(info.external_attr >> 16)
         if kind not in (0, stat.S_IFREG, stat.S_IFDIR):
             raise _unsafe(f"entry {info.filename!r} is a link or a device", "it could point outside")
         if info.flag_bits & 0x1:
-            raise _unsafe(f"entry {info.filename!r} is encrypted", "nobody here could read it")
+            raise _unsafe(f"entry {info.filename!r} is encrypted", "it cannot be read without a password")
         if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
             raise _unsafe(f"entry {info.filename!r} is compressed in an unknown way", "only deflate is read")
         if info.orig_filename != info.filename:
@@ -169,14 +170,14 @@ class Package:
     data: bytes
 
     def ref(self, version: str = "") -> PackageRef:
-        """How a job names it. Without a version of its own, the hash is one."""
+        """The reference in a job's config. The default version is the start of the hash."""
         from penstock.jobs.config import PackageRef  # workers import this module, and need no pydantic
 
         return PackageRef(name=self.name, version=version or self.hash[:12], hash=self.hash, entry=self.entry)
 
 
 def build_package(entry_file: Path, include: Iterable[Path] = (), *, name: str = "") -> Package:
-    """Zip a pipeline's file and what it needs. The same files give the same hash, wherever and whenever."""
+    """Zip a pipeline's file and what it needs. The same files always give the same hash."""
     entry = _existing(entry_file, "the pipeline's file")
     files = {entry.name: entry.read_bytes()}
     for path in include:
@@ -194,12 +195,12 @@ def build_package(entry_file: Path, include: Iterable[Path] = (), *, name: str =
 
 
 def unpack_package(data: bytes, expected_hash: str, target: Path) -> None:
-    """Write a package's files to `target`, all of them or none. Many processes may do so at once."""
+    """Write all of a package's files to `target`, or none. Several processes may do so at once."""
     actual = hashlib.sha256(data).hexdigest()
     if actual != expected_hash:
         raise CorruptData(
             f"the package is not {expected_hash[:12]}…",
-            why=f"its bytes have the hash {actual[:12]}…: it was damaged or exchanged on its way",
+            why=f"the hash of its bytes is {actual[:12]}…: it was damaged or replaced during the transfer",
             fix="fetch it again; if that does not help, submit the pipeline again",
         )
     files = read_entries(data)
@@ -227,7 +228,7 @@ def load_entry(folder: Path, entry: str, hash: str) -> ModuleType:
 
 
 def load_pipeline(path: Path) -> Pipeline:
-    """The one Pipeline that a file makes, or its SQL describes; PipelineError on any mistake in it."""
+    """The Pipeline of a Python or SQL file; PipelineError on any mistake in it."""
     file = _existing(path, "the pipeline's file")
     if file.suffix.lower() == SQL_SUFFIX:
         return pipeline_from_sql(read_sql(file), file=file.name, name=safe_name(file.stem))
@@ -239,8 +240,8 @@ def load_pipeline(path: Path) -> Pipeline:
     if len(found) != 1:
         names = ", ".join(name for name, _ in found.values())
         raise PipelineError(
-            f"{file.name} makes {'no pipeline' if not found else f'{len(found)} pipelines: {names}'}",
-            why="a file describes one pipeline, and it is found as a variable of the file",
+            f"{file.name} defines {'no pipeline' if not found else f'{len(found)} pipelines: {names}'}",
+            why="a file must define exactly one pipeline, as a variable at the top level",
             fix="put each pipeline into its own file"
             if found
             else 'write p = Pipeline("name") at the top level',
@@ -252,12 +253,14 @@ def load_pipeline(path: Path) -> Pipeline:
 
 
 def read_sql(file: Path) -> str:
-    """Its text; PipelineError if it is none."""
+    """The text of an SQL file; PipelineError if it cannot be read."""
     try:
         return file.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
         raise PipelineError(
-            f"cannot read {file.name}", why=str(error), fix="save it as text in UTF-8 that you may read"
+            f"cannot read {file.name}",
+            why=str(error),
+            fix="save it as UTF-8 text, with permission to read it",
         ) from error
 
 
@@ -266,8 +269,8 @@ def _check_computations(pipeline: Pipeline, module: ModuleType, file: Path) -> N
         if vars(module).get(name) is not computation:
             raise PipelineError(
                 f"{file.name}: computation {name} is not found under its own name",
-                why=f"a task looks for {name!r} in this file, and there it is missing or something else",
-                fix=f"define the class here, or import it as it is called: from … import {name}",
+                why=f"a task looks up {name!r} in this file, where it is missing or another object",
+                fix=f"define the class in this file, or import it by its name: from … import {name}",
             )
 
 
@@ -277,18 +280,18 @@ def _existing(path: Path, what: str) -> Path:
     raise PipelineError(
         f"there is no file {str(path)!r}",
         why=f"{what} must be a file" + (", and this is a folder" if path.is_dir() else ""),
-        fix="check the path; it is looked up from the folder where you run the command",
+        fix="check the path; it is relative to the current folder",
     )
 
 
 def _files_of(path: Path, beside: Path) -> list[tuple[Path, str]]:
-    """Files to include and their names in the package: as they lie beside the entry file, else at the top."""
+    """Files to include and their names in the package: relative to the entry file, else at the top."""
     top = path.absolute()
     if not top.exists():
         raise PipelineError(
             f"there is nothing to include at {str(path)!r}",
             why="the file or folder does not exist",
-            fix="check the path; it is looked up from the folder where you run the command",
+            fix="check the path; it is relative to the current folder",
         )
     resolved = top.parent.resolve() / top.name
     start = beside if resolved.is_relative_to(beside) else resolved.parent
@@ -325,7 +328,7 @@ def _write_and_rename(files: Mapping[str, bytes], target: Path) -> None:
         os.rename(unfinished, target)
         sync_folder(target.parent)
     except OSError as error:
-        # Another process was first: its folder is as good as ours, and is compared below.
+        # Another process was first: its folder is compared below.
         if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
             raise
     finally:

@@ -1,7 +1,7 @@
-"""From a pipeline to jobs: check it, rewrite it, cut it (Turbine II). Pure.
+"""Compiles a pipeline to jobs: checks, rewrites and cuts its graph (Turbine II). Pure.
 
-A `key_by` cuts where something works per key: one job writes an internal category partitioned by the key, the
-next reads it. The result is plain JSON; the control plane never imports user code.
+The graph is cut at a `key_by` that a stateful step follows: one job writes an internal category partitioned
+by the key, the next job reads it. The result is plain JSON; the control plane never imports user code.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ from penstock.streams.catalogue import Catalogue, has_no_times, no_time_note
 from penstock.streams.compile.compiled import CompiledJob, CompiledPipeline
 from penstock.streams.compile.cutting import Cutter
 from penstock.streams.compile.graph import (
-    Aggregate,
-    Dedup,
+    AggregateStep,
+    DedupStep,
     Graph,
-    Join,
-    Process,
+    JoinStep,
+    ProcessStep,
     Step,
-    Top,
-    Window,
+    TopStep,
+    WindowStep,
     check_graph,
 )
-from penstock.streams.compile.optimize import optimize, take_apart
+from penstock.streams.compile.optimize import optimize, split_two_phase
 from penstock.streams.compile.schemas import resolve_schemas
 from penstock.streams.dsl.computation import Computation
 from penstock.streams.dsl.pipeline import Pipeline
 
 
 def compile_pipeline(pipeline: Pipeline, catalogue: Catalogue, package: PackageRef) -> CompiledPipeline:
-    """Check a pipeline against the categories there are, and cut it into jobs; PipelineError on a mistake."""
+    """Compile a pipeline against the existing categories; PipelineError on a mistake."""
     compiled = compile_graph(pipeline.graph(), catalogue, package)
     return replace(compiled, notes=tuple(notes_on(compiled.jobs, catalogue, pipeline.computations)))
 
@@ -43,11 +43,11 @@ def compile_pipeline(pipeline: Pipeline, catalogue: Catalogue, package: PackageR
 def compile_graph(
     graph: Graph, catalogue: Catalogue, package: PackageRef, *, optimized: bool = True
 ) -> CompiledPipeline:
-    """As `compile_pipeline`, for a graph from any front end; `optimized=False` cuts it as it was written."""
+    """Like `compile_pipeline`, for a graph; `optimized=False`: without rewrites."""
     check_graph(graph)
     for step in graph.steps:
         _check_neighbours(graph, step)
-    whole, parted = take_apart(graph)
+    whole, parted = split_two_phase(graph)
     schemas, rewrites = optimize(whole, catalogue) if optimized else (resolve_schemas(whole, catalogue), ())
     cutter = Cutter(schemas, package)
     try:
@@ -57,9 +57,9 @@ def compile_graph(
             f"{problem['loc'][-1]} {problem['input']!r:.100}: {problem['msg']}" for problem in error.errors()
         )
         raise PipelineError(
-            f"pipeline {graph.name!r} does not fit into jobs",
+            f"pipeline {graph.name!r} does not compile to valid job configs",
             why="; ".join(problems),
-            fix="change the named values: they are too long, or have characters that are not allowed",
+            fix="change these values: they are too long, or have characters that are not allowed",
         ) from None
     return CompiledPipeline(
         graph=graph, package=package, jobs=jobs, rewrites=(*parted, *rewrites, *cutter.notes(jobs))
@@ -67,14 +67,14 @@ def compile_graph(
 
 
 def _check_neighbours(graph: Graph, step: Step) -> None:
-    """Check what the DSL makes sure of: a graph may come from elsewhere."""
-    if isinstance(step, Aggregate) != isinstance(_before(graph, step), Window):
+    """Check what the DSL guarantees, for graphs that were not built by the DSL."""
+    if isinstance(step, AggregateStep) != isinstance(_before(graph, step), WindowStep):
         raise PipelineError(
-            f"{step.place}: step {step.name!r} does not fit here",
-            why="a window is read by aggregates, and by nothing else",
+            f"{step.place}: step {step.name!r} cannot be used here",
+            why="aggregates read windows, and only aggregates do",
             fix="write .window(...).aggregate(...)",
         )
-    if isinstance(step, Process | Window | Join | Dedup | Top):
+    if isinstance(step, ProcessStep | WindowStep | JoinStep | DedupStep | TopStep):
         for edge in graph.inputs_of(step.name):
             keyed, between = graph.key_of(edge)
             if keyed is None:
@@ -90,36 +90,35 @@ def _before(graph: Graph, step: Step) -> Step | None:
 
 def _no_key(step: Step, before: Step) -> PipelineError:
     calls = {
-        Process: f"process({getattr(step, 'computation', '')})",
-        Window: "window(...)",
-        Join: "join(...), on both sides",
-        Dedup: "dedup(...)",
-        Top: "top(...)",
+        ProcessStep: f"process({getattr(step, 'computation', '')})",
+        WindowStep: "window(...)",
+        JoinStep: "join(...), on both sides",
+        DedupStep: "dedup(...)",
+        TopStep: "top(...)",
     }
     return PipelineError(
         f"{step.place}: step {step.name!r} processes records that have no key",
-        why=f"it runs per key, and between {before.name!r} and {step.name!r} nothing says which records "
-        "belong together",
+        why=f"it runs per key, and there is no key_by between {before.name!r} and {step.name!r}",
         fix=f'put .key_by("<column>") before .{calls[type(step)]}',
     )
 
 
-# --- notes for people ------------------------------------------------------------------------------------
+# --- notes for the user ----------------------------------------------------------------------------------
 
 
 def notes_on(
     jobs: Sequence[CompiledJob], catalogue: Catalogue, computations: Mapping[str, type]
 ) -> Iterator[str]:
-    """Event times that are not in the records, and computations that may give other results in a backfill.
+    """Warnings: records without event times, and computations whose results may differ in a backfill.
 
-    `computations`: by the names of their classes.
+    `computations`: class name -> class.
     """
     timed = [job.name for job in jobs if job.kind == "stateful"]
     outside = {source.category for job in jobs for source in job.inputs if not source.writer}
     for name in sorted(outside if timed else ()):
         spec = catalogue.describe(name)
         if has_no_times(spec):
-            yield f"{no_time_note(spec)} Windows, joins and timers of {', '.join(timed)} go by these times."
+            yield f"{no_time_note(spec)} Windows, joins and timers of {', '.join(timed)} use these times."
     for job in jobs:
         kind = computations.get((job.computation or {}).get("class", ""))
         if kind is not None:
@@ -127,7 +126,7 @@ def notes_on(
 
 
 def _order_notes(job: str, kind: type) -> Iterator[str]:
-    """How the order of records and timers in a backfill differs from the stream, for this computation."""
+    """How a backfill changes the order of records and timers for this computation."""
     name = kind.__name__
     called = _called_in(kind)
     is_of_clock_alone = "set_wall_timer" in called and "set_timer" not in called
@@ -135,25 +134,24 @@ def _order_notes(job: str, kind: type) -> Iterator[str]:
     if sets_timers and not is_of_clock_alone:
         yield (
             f"{job}: {name} uses timers. In the stream a timer fires when the low watermark reaches it, so "
-            "records of its key with later times may come before; in a backfill it fires before the first of "
-            "them. The results are the same only if such a record changes nothing of what the timer does: it "
-            "must not set it anew, delete it, or add to what it gives out (docs/pipelines.md, Stream and "
-            "backfill)."
+            "records of its key with later times may be processed before it; in a backfill it fires before "
+            "them. The results are the same only if such a record does not affect the timer: it must not set "
+            "it again, delete it, or change what it produces (docs/pipelines.md, Stream and backfill)."
         )
     else:
         yield (
-            f"{job}: {name} gets the records of a key in the order in which they arrive, in a backfill in "
-            "the order of their event times. The results are the same only if that order makes no difference "
-            "to it (docs/pipelines.md, Stream and backfill)."
+            f"{job}: {name} gets the records of a key in the order of arrival, but in a backfill in the "
+            "order of event times. The results are the same only if they do not depend on this order "
+            "(docs/pipelines.md, Stream and backfill)."
         )
     if "set_wall_timer" in called:
-        yield f"{job}: {name} sets timers of the clock. In a backfill they do not fire."
+        yield f"{job}: {name} sets wall timers. They do not fire in a backfill."
 
 
 def _called_in(kind: type) -> set[str]:
-    """Names that the methods of a computation use; what helpers outside of it use is not seen."""
+    """Names that the methods of a computation use, without those of functions outside the class."""
     bases = [base for base in reversed(kind.__mro__) if base not in (Computation, object)]
-    members = {name: value for base in bases for name, value in vars(base).items()}  # as they are overridden
+    members = {name: value for base in bases for name, value in vars(base).items()}  # with overrides
     methods = [value for value in members.values() if isinstance(value, FunctionType)]
     return set().union(*(_names(method.__code__) for method in methods))
 

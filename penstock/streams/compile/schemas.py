@@ -1,4 +1,4 @@
-"""What each stream of a pipeline looks like: every expression checked against what reaches it. Pure."""
+"""The columns of each stream of a pipeline; checks every expression against its input columns. Pure."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ from penstock.streams.compile.expressions import (
 )
 from penstock.streams.compile.graph import (
     DEFAULT_STREAM,
-    Aggregate,
+    AggregateStep,
     Columns,
-    Dedup,
+    DedupStep,
     Edge,
-    Filter,
-    FlatMap,
+    FilterStep,
+    FlatMapStep,
     Graph,
-    Join,
-    KeyBy,
-    Process,
-    Select,
-    Sink,
-    Source,
+    JoinStep,
+    KeyByStep,
+    ProcessStep,
+    SelectStep,
+    SinkStep,
+    SourceStep,
     Step,
-    Top,
-    Union,
-    Window,
+    TopStep,
+    UnionStep,
+    WindowStep,
     check_columns,
 )
 from penstock.streams.dsl.pipeline import check_process_inputs
@@ -47,7 +47,7 @@ from penstock.streams.dsl.windows import PARTIAL_COLUMNS, RANK, WINDOW_END, WIND
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schemas:
-    """A graph whose names and types are known to fit."""
+    """A checked graph, with the columns of its streams and its parsed expressions."""
 
     graph: Graph
     columns: dict[tuple[str, str], Columns] = field(default_factory=dict)  # (step, stream) -> what comes out
@@ -55,27 +55,27 @@ class Schemas:
     selected: dict[str, tuple[tuple[str, Checked], ...]] = field(
         default_factory=dict
     )  # select -> its columns
-    generated: dict[str, Generated] = field(default_factory=dict)  # flat_map -> what it takes apart
+    generated: dict[str, Generated] = field(default_factory=dict)  # flat_map -> its array and new columns
     summed: dict[str, tuple[tuple[str, Summed], ...]] = field(default_factory=dict)  # aggregate -> its values
     keys: dict[str, Checked] = field(default_factory=dict)  # key_by -> its key
     key_parts: dict[str, tuple[Checked, ...]] = field(default_factory=dict)
     sources: dict[str, CategorySpec] = field(default_factory=dict)  # source -> what it reads
 
     def into(self, step: str) -> Columns:
-        """The columns that reach a step, from its first input."""
+        """The columns of a step's first input."""
         return self.at(self.graph.input_of(step))
 
     def at(self, edge: Edge) -> Columns:
-        """The columns of a stream that is read."""
+        """The columns of the stream of an edge."""
         return self.columns[edge.source, edge.stream]
 
     def passes(self, names: Iterable[str], steps: Iterable[Step]) -> bool:
-        """True if all these columns come through the steps as they are."""
+        """True if the steps do not change these columns."""
         wanted = set(names)
-        return all(wanted <= self.unchanged(step) for step in steps if isinstance(step, Select))
+        return all(wanted <= self.unchanged(step) for step in steps if isinstance(step, SelectStep))
 
-    def unchanged(self, step: Select) -> set[str]:
-        """The columns that a select takes as they are."""
+    def unchanged(self, step: SelectStep) -> set[str]:
+        """The columns that a select does not change."""
         return {name for name, checked in self.selected[step.name] if is_column(checked, name)}
 
 
@@ -88,7 +88,7 @@ def resolve_schemas(graph: Graph, catalogue: Catalogue) -> Schemas:
     """Check every step against the columns that reach it; the first mistake raises PipelineError."""
     schemas = Schemas(graph=graph)
     for step in graph.ordered():
-        with _telling_where(step):
+        with _with_location(step):
             _resolve(step, schemas, catalogue)
     return schemas
 
@@ -96,49 +96,49 @@ def resolve_schemas(graph: Graph, catalogue: Catalogue) -> Schemas:
 def _resolve(step: Step, schemas: Schemas, catalogue: Catalogue) -> None:
     out = (step.name, DEFAULT_STREAM)
     match step:
-        case Source():
+        case SourceStep():
             spec = _describe(step.category, catalogue)
             schemas.sources[step.name] = spec
             schemas.columns[out] = spec.columns
-        case Filter():
+        case FilterStep():
             columns = schemas.into(step.name)
             schemas.conditions[step.name] = check_filter(step.condition, columns)
             schemas.columns[out] = columns
-        case Select():
+        case SelectStep():
             selected = tuple(check_select(text, schemas.into(step.name)) for text in step.columns)
             made = tuple((name, checked.type) for name, checked in selected)
             check_columns(made, what=f"step {step.name!r}", place=step.place)
             schemas.selected[step.name] = selected
             schemas.columns[out] = made
-        case FlatMap():
+        case FlatMapStep():
             columns = schemas.into(step.name)
             schemas.generated[step.name] = made_of = check_flat_map(step.generator, columns)
             schemas.columns[out] = (*columns, *made_of.columns)
             check_columns(schemas.columns[out], what=f"step {step.name!r}", place=step.place)
-        case Union():
+        case UnionStep():
             schemas.columns[out] = _united(step, schemas)
-        case KeyBy():
+        case KeyByStep():
             columns = schemas.into(step.name)
             schemas.keys[step.name] = check_key(step.keys, columns)
             schemas.key_parts[step.name] = check_key_parts(step.keys, columns)
             schemas.columns[out] = columns
-        case Window() | Dedup():
+        case WindowStep() | DedupStep():
             schemas.columns[out] = schemas.into(step.name)
-        case Top():
+        case TopStep():
             schemas.columns[out] = _topped(step, schemas)
-        case Aggregate():
+        case AggregateStep():
             schemas.columns[out] = _aggregated(step, schemas)
-        case Join():
+        case JoinStep():
             schemas.columns[out] = _joined(step, schemas)
-        case Process():
+        case ProcessStep():
             check_process_inputs(step, [schemas.at(edge) for edge in schemas.graph.inputs_of(step.name)])
             for stream, columns in step.outputs:
                 schemas.columns[step.name, stream] = columns
-        case Sink():
+        case SinkStep():
             _check_existing(step, schemas, catalogue)
 
 
-def _united(step: Union, schemas: Schemas) -> Columns:
+def _united(step: UnionStep, schemas: Schemas) -> Columns:
     edges = schemas.graph.inputs_of(step.name)
     first = schemas.at(edges[0])
     for edge in edges[1:]:
@@ -146,15 +146,16 @@ def _united(step: Union, schemas: Schemas) -> Columns:
         if other != first:
             raise PipelineError(
                 f"{edges[0].source!r} and {edge.source!r} have different columns",
-                why=f"the first has {_listed(first)}, the other has {_listed(other)}; which belong together "
-                "is not guessed",
+                why=f"the first has {_listed(first)}, the other has "
+                f"{_listed(other)}; columns are not matched "
+                "automatically",
                 fix=f'select the same names, types and order before: .select("{first[0][0]}", …)',
             )
     return first
 
 
 def key_columns(schemas: Schemas, edge: Edge) -> tuple[str, ...]:
-    """The columns that are the key of a stream; PipelineError if a part of it is no column there."""
+    """The key columns of a stream; PipelineError if a part of the key is not a column."""
     keyed, between = schemas.graph.key_of(edge)
     assert keyed is not None, "checked before: it has a key"
     for part in schemas.key_parts[keyed.name]:
@@ -174,13 +175,13 @@ def key_columns(schemas: Schemas, edge: Edge) -> tuple[str, ...]:
     return tuple(part.text.strip("`") for part in schemas.key_parts[keyed.name])
 
 
-def window_edge(graph: Graph, step: Aggregate) -> Edge:
-    """The stream of the window behind which an aggregate stands; of one in two phases, the first one's."""
+def window_edge(graph: Graph, step: AggregateStep) -> Edge:
+    """The edge from the window to its aggregate; for the second phase, the edge to the first one."""
     edge = graph.input_of(step.name)
     return graph.input_of(edge.source) if step.phase == "combine" else edge
 
 
-def _aggregated(step: Aggregate, schemas: Schemas) -> Columns:
+def _aggregated(step: AggregateStep, schemas: Schemas) -> Columns:
     edge = window_edge(schemas.graph, step)
     columns, keys = schemas.at(edge), key_columns(schemas, edge)
     summed = tuple(check_aggregate(text, columns) for text in step.columns)
@@ -197,7 +198,7 @@ def _aggregated(step: Aggregate, schemas: Schemas) -> Columns:
     return made
 
 
-def _joined(step: Join, schemas: Schemas) -> Columns:
+def _joined(step: JoinStep, schemas: Schemas) -> Columns:
     left_edge, right_edge = schemas.graph.inputs_of(step.name)
     left, right = schemas.at(left_edge), schemas.at(right_edge)
     left_keys, right_keys = key_columns(schemas, left_edge), key_columns(schemas, right_edge)
@@ -220,30 +221,31 @@ def _joined(step: Join, schemas: Schemas) -> Columns:
     return (*left, *(column for column in right if column[0] not in once))
 
 
-def _topped(step: Top, schemas: Schemas) -> Columns:
+def _topped(step: TopStep, schemas: Schemas) -> Columns:
     graph, edge = schemas.graph, schemas.graph.input_of(step.name)
     columns, between = schemas.at(edge), []
     before = graph.step(edge.source)
-    while isinstance(before, Filter | Select | KeyBy):
+    while isinstance(before, FilterStep | SelectStep | KeyByStep):
         between.append(before)
         before = graph.step(graph.input_of(before.name).source)
-    if not isinstance(before, Aggregate) or not schemas.passes((WINDOW_START, WINDOW_END), between):
+    if not isinstance(before, AggregateStep) or not schemas.passes((WINDOW_START, WINDOW_END), between):
         raise PipelineError(
             "top(...) needs the results of an aggregate, with window_start and window_end as they are",
-            why="it takes the first of each window, when the window is over",
+            why="it emits the first results of each window when the window ends",
             fix='write .window(...).aggregate("count(*) AS n").top(3, by="n")',
         )
     window = graph.step(graph.input_of(before.name).source)
-    if isinstance(window, Window) and (window.spans.kind == "session" or not window.firing.is_plain):
+    if isinstance(window, WindowStep) and (window.spans.kind == "session" or not window.firing.is_plain):
         raise PipelineError(
             "top(...) needs windows that are the same for all keys and give one result",
-            why="sessions differ from key to key, and early results and updates would be counted as others",
+            why="sessions differ between keys, and early results and updates "
+            "would be counted as other results",
             fix='use .window(tumbling("1m")) or sliding(...), without early= and late=',
         )
     if step.by not in dict(columns):
         near = nearest(step.by, dict(columns))
         raise PipelineError(
-            f"there is no column {step.by!r} to go by",
+            f"there is no column {step.by!r} to order by",
             why=f"the results have {_listed(columns)}",
             fix=f"did you mean {near!r}?" if near else "name one of these",
         )
@@ -253,7 +255,7 @@ def _topped(step: Top, schemas: Schemas) -> Columns:
 
 
 @contextmanager
-def _telling_where(step: Step) -> Iterator[None]:
+def _with_location(step: Step) -> Iterator[None]:
     place = f"{step.place}: "
     try:
         yield
@@ -273,8 +275,8 @@ def _describe(category: str, catalogue: Catalogue) -> CategorySpec:
         raise PipelineError(missing.what, why=missing.why, fix=missing.fix) from None
 
 
-def _check_existing(sink: Sink, schemas: Schemas, catalogue: Catalogue) -> None:
-    """A category that is there already is kept as it is: the sink must fit it."""
+def _check_existing(sink: SinkStep, schemas: Schemas, catalogue: Catalogue) -> None:
+    """Check a sink against its category, if it exists: a category is never changed."""
     try:
         there = catalogue.describe(sink.category)
     except NotFound:
@@ -296,7 +298,7 @@ def _check_existing(sink: Sink, schemas: Schemas, catalogue: Catalogue) -> None:
     if there.partitions != partitions:
         raise PipelineError(
             f"category {sink.category!r} exists with {there.partitions} partitions, not {partitions}",
-            why="the partitions of a category never change: keys would move",
+            why="the number of partitions of a category never changes, because keys would move",
             fix=f'write .sink("{sink.category}", partitions={there.partitions}), or {another}',
         )
 

@@ -1,6 +1,6 @@
-"""What an application developer writes: hooks on one key, with state, timers and productions (MillWheel 5).
+"""User code per key: hooks with state, timers and productions (MillWheel 5).
 
-A window count, tried on three records without any service:
+A window count, run on three records in memory:
 
 >>> class CountPerSecond(Computation):
 ...     outputs = {"out": {"query": "string", "second": "bigint", "n": "bigint"}}
@@ -72,12 +72,12 @@ class Value:
         self.default = _empty_of(kind) if default is _MISSING else default
 
     def shape(self) -> str:
-        """The type as text, the same for types that are stored alike."""
+        """The type as text; equal for types with the same stored form."""
         is_plain = isinstance(self.kind, type) and not get_args(self.kind)
         name = self.kind.__name__ if is_plain else str(self.kind)
         if all(part in _EMPTY or part in (Any, type(None)) for part in _parts(self.kind)):
             return name
-        # A class of the user's: what is in it counts, not only what it is called.
+        # A user's class: its fields are part of the shape, not only its name.
         try:
             schema = msgspec.json.encode(msgspec.json.schema(self.kind), order="sorted")
         except (TypeError, ValueError):
@@ -85,7 +85,7 @@ class Value:
         return f"{name} ({hashlib.sha256(schema).hexdigest()[:8]})"
 
     def field(self) -> Any:
-        """The field of the state's struct; no two keys share a default that can change."""
+        """The field of the state's struct. Keys never share a mutable default."""
         if type(self.default) in (list, dict, set) and not self.default:
             return msgspec.field(default_factory=type(self.default))
         if self.default is None or isinstance(self.default, int | float | str | bytes):
@@ -114,7 +114,7 @@ class ListState(Value):
 
 
 class Serializer(Protocol):
-    """How a user's own type becomes bytes and comes back. What `encode` makes, any later version decodes."""
+    """Converts a user's own type to bytes and back. Later versions must be able to decode older bytes."""
 
     def encode(self, value: Any, /) -> bytes: ...
 
@@ -122,11 +122,10 @@ class Serializer(Protocol):
 
 
 class Opaque(Value):
-    """Bytes that only user code understands: `model = Opaque(serializer=ModelFormat())`.
+    """A value with a serializer of its own: `model = Opaque(serializer=ModelFormat())`.
 
-    In a hook it is what the serializer decoded, or `default` where nothing is stored. It is encoded once per
-    step for each key that a hook ran for, and written if the bytes changed. Without a serializer: plain
-    bytes.
+    In a hook it is the decoded value, or `default` if nothing is stored. It is encoded once per step for each
+    key whose hooks ran, and written if the bytes changed. Without a serializer: plain bytes.
     """
 
     def __init__(self, *, serializer: Serializer | None = None, default: Any = _MISSING) -> None:
@@ -144,12 +143,12 @@ class Opaque(Value):
         )
 
     def shape(self) -> str:
-        """Bytes: what they mean is the serializer's business."""
+        """The content of the bytes is not part of the shape: only the serializer knows it."""
         return "bytes" if self.serializer is None else "opaque"
 
 
 class StateCodec:
-    """The state of one computation: its live form, its stored form, and the way between them."""
+    """Converts the state of one computation between its stored bytes and the object that hooks see."""
 
     def __init__(self, name: str, declared: Mapping[str, Value]) -> None:
         self._name = name
@@ -185,7 +184,7 @@ class StateCodec:
         return self.live_type()
 
     def decode(self, data: bytes) -> Any:
-        """The live state of stored bytes; StateMismatch if another version of the computation wrote them."""
+        """The state from stored bytes; StateMismatch if another version of the computation wrote them."""
         try:
             stored = self._decoder.decode(data)
         except (msgspec.DecodeError, msgspec.ValidationError) as error:
@@ -194,24 +193,24 @@ class StateCodec:
             return stored
         values = {field: getattr(stored, field) for field in self._stored_type.__struct_fields__}
         for field, serializer in self._serializers.items():
-            kept = values.pop(field)
-            if kept is not None:
-                with _Telling(self._mismatch, field):
-                    values[field] = serializer.decode(kept)
+            data_of_field = values.pop(field)
+            if data_of_field is not None:
+                with _SerializerErrors(self._mismatch, field):
+                    values[field] = serializer.decode(data_of_field)
         return self.live_type(**values)
 
     def plain(self, data: bytes) -> Any:
-        """What is stored, with opaque values as bytes: for comparing and for looking at it."""
+        """The stored values, with opaque values as bytes: for comparison and inspection."""
         return msgspec.structs.asdict(self._decoder.decode(data))
 
     def encode(self, state: Any) -> bytes | None:
-        """The bytes to store, None for a state like `blank()`; StateRefused if it could not be read again."""
+        """The bytes to store; None for a blank state. StateRefused if they could not be decoded again."""
         stored = self._stored(state)
         if stored == self._stored_type():
             return None
         try:
             data = self._encode(stored)
-            self._decoder.decode(data)  # a wrong type must be found now, while the old state still stands
+            self._decoder.decode(data)  # find a wrong type now, before the old state is replaced
         except (TypeError, ValueError, OverflowError, msgspec.ValidationError, RecursionError) as error:
             raise self._refused(str(error)) from error
         return data
@@ -225,7 +224,7 @@ class StateCodec:
             value, empty = values[field], getattr(blank, field)
             if value is None and empty is None:
                 continue
-            with _Telling(self._refused, field):
+            with _SerializerErrors(self._refused, field):
                 made = serializer.encode(value)
                 if not isinstance(made, bytes):
                     raise TypeError(f"the serializer's encode returned {type(made).__name__}, not bytes")
@@ -235,23 +234,24 @@ class StateCodec:
     def _mismatch(self, why: str) -> StateMismatch:
         return StateMismatch(
             f"stored state does not fit computation {self._name!r}",
-            why=f"{why}; it was written by another version of the computation",
-            fix="declare every value with the name and type it was stored with, or reset the job's state",
+            why=f"{why}; another version of the computation wrote it",
+            fix="declare every value with the name and type with which it was "
+            "stored, or reset the job's state",
         )
 
     def _refused(self, why: str) -> StateRefused:
         return StateRefused(
             f"a state of computation {self._name!r} cannot be stored",
             why=why,
-            fix="give each value what its declaration says, or declare it with another type",
+            fix="assign values of the declared types, or declare another type",
         )
 
 
-class _Telling:
-    """Turns whatever a user's serializer raises into an error that says what it means. Interrupts pass."""
+class _SerializerErrors:
+    """Converts exceptions of a user's serializer into a PenstockError. Interrupts are not converted."""
 
-    def __init__(self, tell: Callable[[str], PenstockError], field: str) -> None:
-        self._tell, self._field = tell, field
+    def __init__(self, make_error: Callable[[str], PenstockError], field: str) -> None:
+        self._make_error, self._field = make_error, field
 
     def __enter__(self) -> None:
         return None
@@ -260,12 +260,12 @@ class _Telling:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> Literal[False]:
         if isinstance(error, Exception):
-            raise self._tell(f"{type(error).__name__}: {error} - at `$.{self._field}`") from error
+            raise self._make_error(f"{type(error).__name__}: {error} - at `$.{self._field}`") from error
         return False
 
 
 def _parts(kind: Any) -> Iterator[Any]:
-    """The plain types that a type is made of."""
+    """The plain types that are part of a type."""
     arguments = get_args(kind)
     if not arguments:
         yield kind
@@ -304,23 +304,23 @@ PRODUCTIONS, DEDUP = ("strong", "weak"), ("on", "off")
 
 
 class Computation:
-    """User code for one key at a time. Subclass it, declare `outputs` and values, write the two hooks.
+    """User code for one key at a time. Subclass it, declare `outputs` and values, and write the two hooks.
 
-    Keep nothing on `self`: only `ctx.state` survives, and a hook may run again after a failure.
+    Do not store anything on `self`: only `ctx.state` is persistent, and a hook may run again after a failure.
     """
 
     outputs: ClassVar[Mapping[str, Mapping[str, str]]] = {}  # stream -> column -> Spark SQL type
-    # What it needs of each input stream, if it says so: checked before anything runs. One stream is "in".
+    # Optional: the columns that it needs of each input, checked at compile time. A single input is "in".
     inputs: ClassVar[Mapping[str, Mapping[str, str]]] = {}
     late: ClassVar[str] = "drop"  # or "process"
-    # When process_record raises: stop the task ("fail"), or put the record aside into the job's dead letters.
+    # When process_record raises: stop the task ("fail"), or write the record to the dead letters ("skip").
     poison: ClassVar[str] = "fail"  # or "skip"
     # "strong": checkpointed, then sent. "weak": sent before the checkpoint, at least once.
     productions: ClassVar[str] = "strong"
-    # "off": what a task sends again after a crash is not recognised as sent before.
+    # "off": records that a task sends again after a crash are not deduplicated.
     dedup: ClassVar[str] = "on"
-    # The column that is a record's own id: one that came before, under the same key and within the slack of
-    # event time, is dropped. "": records have none.
+    # The column with the record's own id: a record with an id that was seen for the same key, within the
+    # slack of event time, is dropped. "": no ids.
     record_id: ClassVar[str] = ""
     record_id_slack: ClassVar[str] = "2h"
     state_type: ClassVar[type[msgspec.Struct]]
@@ -329,16 +329,16 @@ class Computation:
     def process_record(self, record: Record, ctx: Context) -> None:
         """Called for each record of a key, in order."""
         raise PipelineError(
-            f"computation {type(self).__name__!r} does not say what to do with a record",
-            why="it has no process_record",
+            f"computation {type(self).__name__!r} cannot process records",
+            why="it does not define process_record",
             fix="define process_record(self, record, ctx)",
         )
 
     def process_timer(self, timer: Timer, ctx: Context) -> None:
-        """Called when the low watermark, or the clock, has reached a timer that this key set."""
+        """Called when the low watermark, or the clock, has reached a timer of this key."""
         raise PipelineError(
-            f"computation {type(self).__name__!r} does not say what to do with a timer",
-            why=f"it has no process_timer, but timer {timer.tag!r} was set",
+            f"computation {type(self).__name__!r} cannot process timers",
+            why=f"timer {timer.tag!r} was set, but it does not define process_timer",
             fix="define process_timer(self, timer, ctx)",
         )
 
@@ -366,49 +366,49 @@ class Record:
 
     __slots__ = ("_row", "key", "late", "ts")
     stream: ClassVar[str] = "in"
-    _places: ClassVar[Mapping[str, int]] = {}
+    _indices: ClassVar[Mapping[str, int]] = {}
 
     def __init__(self, key: str, ts: Millis, late: bool, row: tuple[Any, ...]) -> None:
         self.key, self.ts, self.late, self._row = key, ts, late, row
 
     def __getitem__(self, column: str) -> Any:
-        return self._row[self._places[column]]
+        return self._row[self._indices[column]]
 
     def __getattr__(self, name: str) -> Any:
-        raise AttributeError(f"the record has no column {name!r}, only {list(self._places)}")
+        raise AttributeError(f"the record has no column {name!r}, only {list(self._indices)}")
 
     def __repr__(self) -> str:
         return f"Record({self.as_dict()!r}, key={self.key!r}, ts={self.ts}, late={self.late})"
 
     def as_dict(self) -> dict[str, Any]:
         """All columns by name."""
-        return dict(zip(self._places, self._row, strict=True))
+        return dict(zip(self._indices, self._row, strict=True))
 
 
 @functools.lru_cache(maxsize=64)
 def record_type(columns: tuple[str, ...], stream: str = "in") -> type[Record]:
-    """The class of records with these columns: made once, so that reading a column costs an index.
+    """The class of records with these columns, cached; reading a column is one index operation.
 
-    Columns named like an own attribute (`key`, `ts`, `late`, `stream`) are reached as items only.
+    Columns named like an attribute of Record (`key`, `ts`, `late`, `stream`) are available as items only.
     """
     members: dict[str, Any] = {
         "__slots__": (),
         "stream": stream,
-        "_places": {name: place for place, name in enumerate(columns)},
+        "_indices": {name: index for index, name in enumerate(columns)},
     }
-    for place, name in enumerate(columns):
+    for index, name in enumerate(columns):
         if not hasattr(Record, name):
-            members[name] = property(_reader(place))
+            members[name] = property(_reader(index))
     return type("Record", (Record,), members)
 
 
-def _reader(place: int) -> Callable[[Record], Any]:
-    return lambda record: record._row[place]
+def _reader(index: int) -> Callable[[Record], Any]:
+    return lambda record: record._row[index]
 
 
 @dataclass(frozen=True, slots=True)
 class Timer:
-    """A timer that fired, `wall`: by the clock. `hold_ms` is the earliest stamp its productions may carry."""
+    """A timer that fired; `wall`: by the clock. `hold_ms`: the earliest timestamp of its productions."""
 
     key: str
     tag: str
@@ -419,10 +419,10 @@ class Timer:
 
 
 class Context:
-    """What a hook may do, for its key. `low_watermark`: no record on time comes before it any more.
+    """What a hook can do for its key. `low_watermark`: all later records with an earlier event time are late.
 
-    `now`: the clock, read once per step. What is made of it depends on when the step ran, and a step that
-    failed runs again later; what was committed stays.
+    `now`: the clock, read once per step. Results that use it depend on when the step ran, and a failed step
+    runs again later.
     """
 
     __slots__ = ("_floor", "_late", "_work", "key", "low_watermark", "now", "state")
@@ -437,27 +437,27 @@ class Context:
         self._late = False
 
     def enter(self, key: str, state: Any, floor: Millis, late: bool) -> None:
-        """Called by the step before each hook: for whom it runs and how early it may produce."""
+        """Called by the step before each hook; `floor`: the earliest timestamp of productions."""
         self.key, self.state, self._floor, self._late = key, state, floor, late
 
     def set_timer(self, tag: str, at_ms: Millis, hold_ms: Millis | None = None) -> None:
         """Call `process_timer` once the low watermark reaches `at_ms`; replaces this key's timer of that tag.
 
-        What the timer produces is stamped `at_ms - 1` or later. To stamp it earlier, say how early with
-        `hold_ms` (not before this record): downstream then waits until the timer is gone.
+        Productions of the timer have timestamps of `at_ms - 1` or later. For earlier ones give `hold_ms` (not
+        before this record): it holds the low watermark for downstream as long as the timer is set.
         """
         self._work.set_timer(self.key, tag, at_ms, hold_ms, floor=self._floor, is_late=self._late)
 
     def set_wall_timer(self, tag: str, at_ms: Millis) -> None:
         """Call `process_timer` once the clock reaches `at_ms`; replaces this key's timer of that tag.
 
-        It fires with or without records, and holds nothing back: what it produces is stamped with the low
-        watermark at that moment, or later.
+        It fires with or without records and does not hold the low watermark: its productions have the low
+        watermark at that moment as timestamp, or a later one.
         """
         self._work.set_wall_timer(self.key, tag, at_ms, floor=self._floor)
 
     def delete_timer(self, tag: str) -> None:
-        """Forget this key's timer of that tag, if there is one."""
+        """Delete this key's timer with this tag, if there is one."""
         self._work.delete_timer(self.key, tag)
 
     def produce(
@@ -465,8 +465,7 @@ class Context:
     ) -> None:
         """Send a record to an output stream: all its columns by name, None for null.
 
-        Stamped like this record or this timer's hold unless `ts` says later; keyed like it unless `key` says
-        otherwise.
+        Timestamp: `ts`, or that of this record or this timer's hold. Key: `key`, or the key of this hook.
         """
         stamp = self._floor if ts is None else ts
         target = self.key if key is None else key
@@ -486,11 +485,17 @@ def _check_declaration(cls: type[Computation]) -> None:
             f"use one of {list(PRODUCTIONS)}, and one of {list(DEDUP)}",
         ),
         (unknown, f"the types of {unknown} are not known", f"use one of {sorted(ARROW_TYPES)}"),
-        (reserved, f"columns {reserved} start with an underscore, which belongs to the bus", "rename them"),
+        (
+            reserved,
+            f"columns {reserved} start with an underscore, which is reserved for system columns",
+            "rename them",
+        ),
     )
     for is_wrong, why, fix in complaints:
         if is_wrong:
-            raise PipelineError(f"computation {cls.__name__!r} is not declared rightly", why=why, fix=fix)
+            raise PipelineError(
+                f"the declaration of computation {cls.__name__!r} is not valid", why=why, fix=fix
+            )
 
 
 MESSAGE_CHARS_MAX, KEY_CHARS_MAX = 500, 80
@@ -502,15 +507,15 @@ _NOT_USERS = (
 )
 
 
-# Of the packages that were loaded here: files in them are called as the package calls them.
+# Folders of loaded packages: errors name files in them relative to the folder.
 USER_FOLDERS: set[Path] = set()
 
 
 _INSTALLED = ("site-packages", "dist-packages")
 
 
-class Place(NamedTuple):
-    """What user code was called for."""
+class UserCall(NamedTuple):
+    """The job, key and record for which user code was called."""
 
     job: str
     name: str
@@ -519,32 +524,32 @@ class Place(NamedTuple):
 
 
 @contextmanager
-def blaming(where: Callable[[], Place]) -> Iterator[None]:
-    """Run user code in it. Interrupts, and errors of the rows, which say all already, go through."""
+def report_user_errors(where: Callable[[], UserCall]) -> Iterator[None]:
+    """Converts exceptions of user code into ComputationFailed, except StateMismatch and interrupts."""
     try:
         yield
     except StateMismatch:
         raise
     except ComputationFailed as error:
-        place = where()
-        error.what = f"{error.what}{_at(error)}: job {place.job!r}, {place.name}"
-        error.job, error.key, error.offset = place.job, place.key, place.offset
+        call = where()
+        error.what = f"{error.what}{_location_suffix(error)}: job {call.job!r}, {call.name}"
+        error.job, error.key, error.offset = call.job, call.key, call.offset
         raise
     except Exception as error:  # user code may raise anything
-        place = where()
+        call = where()
         raise ComputationFailed(
-            f"user code failed{_at(error)}: job {place.job!r}, {place.name}",
-            why=error.what if isinstance(error, PenstockError) else said_by(error),
+            f"user code failed{_location_suffix(error)}: job {call.job!r}, {call.name}",
+            why=error.what if isinstance(error, PenstockError) else error_text(error),
             fix=(error.fix if isinstance(error, PenstockError) else "")
-            or "correct the computation and release a new version; the records come again",
-            job=place.job,
-            key=place.key,
-            offset=place.offset,
+            or "correct the computation and release a new version; the records are processed again",
+            job=call.job,
+            key=call.key,
+            offset=call.offset,
         ) from error
 
 
-def said_by(error: BaseException) -> str:
-    """The class of an error and its message, as one line of limited length."""
+def error_text(error: BaseException) -> str:
+    """The class and message of an error, as one line of limited length."""
     try:
         message = " ".join(str(error).split())
     except Exception as broken:  # its `__str__` is user code too
@@ -553,17 +558,15 @@ def said_by(error: BaseException) -> str:
 
 
 def user_line(error: BaseException) -> str:
-    """The innermost line of the user's own files that an error came through, as in `shops.py:12 in total`; ""
-    if there is none.
-    """
+    """The innermost frame of the error in the user's own files, as in `shops.py:12 in total`; "" if none."""
     found = ""
     for frame, line in traceback.walk_tb(error.__traceback__):
-        found = line_of_user(frame.f_code.co_filename, line, frame.f_code.co_name) or found
+        found = user_file_line(frame.f_code.co_filename, line, frame.f_code.co_name) or found
     return found
 
 
-def line_of_user(file: str, line: int, function: str) -> str:
-    """One line of a traceback if it lies in a user's file, else ""."""
+def user_file_line(file: str, line: int, function: str) -> str:
+    """One frame of a traceback if it is in a user's file, else ""."""
     path = Path(file)
     folders = [folder for folder in USER_FOLDERS if path.is_relative_to(folder)]
     if not folders and (file.startswith("<") or any(map(path.is_relative_to, _NOT_USERS))):
@@ -575,16 +578,16 @@ def line_of_user(file: str, line: int, function: str) -> str:
     return f"{shown}:{line}" + (f" in {function}" if function != "<module>" else "")
 
 
-def shown_key(key: object) -> str:
-    """A key as it is shown: of limited length."""
+def short_key(key: object) -> str:
+    """A key for error texts, of limited length."""
     return cut_short(repr(key), KEY_CHARS_MAX)
 
 
 def cut_short(text: str, length_max: int) -> str:
-    """A text of limited length, which shows where it was cut."""
+    """The text, cut to a limited length with an ellipsis."""
     return text if len(text) <= length_max else f"{text[: length_max - 1]}…"
 
 
-def _at(error: BaseException) -> str:
+def _location_suffix(error: BaseException) -> str:
     line = user_line(error)
     return f" at {line}" if line else ""

@@ -1,8 +1,9 @@
 """The file injector of MillWheel's Figure 10: publishes the lines of growing files, once each, with a low
-watermark from the oldest line that is not sent yet.
+watermark from the oldest unsent line.
 
-A line's sequence is the position behind it in its file, under a producer of that file: whoever comes after a
-crash asks the bus how far each file is, and goes on there. Files are appended to and keep their names.
+The sequence of a line is the byte position after it, with one producer per file: after a crash the next
+process reads from the bus how much of each file was published. Files must only be appended to, and keep their
+names.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ BATCH_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FilePlace:
-    """How far one file is: `last` is the newest event time that was sent, `next` that of the first line
-    which was not; None: there is none. `is_open`: it has lines to send, and none of them tells its time.
+class FileProgress:
+    """The progress of one file: `last` is the newest sent event time, `next` that of the first unsent line;
+    None: there is none. `is_open`: it has unsent lines (`next` is None if none of them has an event time).
     """
 
     last: Millis | None = None
@@ -35,16 +36,16 @@ class FilePlace:
     is_open: bool = False
 
 
-def low_of_files(places: Sequence[FilePlace]) -> Millis | None:
-    """The low watermark of files in their order; None: nothing can be said now. Pure.
+def low_watermark_of(places: Sequence[FileProgress]) -> Millis | None:
+    """The low watermark of files in order; None: unknown. Pure.
 
-    A file with lines to send holds at the first of them. One that is at its end holds at its last line while
-    it is the newest; once there is a newer file nothing more is expected of it.
+    A file with unsent lines holds it at the first of them. The newest file, if it is at its end, holds it at
+    its last line. Older files at their end do not hold it.
     """
     if any(place.is_open and place.next is None for place in places):
         return None
     lows = [place.next for place in places if place.next is not None]
-    newest = places[-1] if places else FilePlace()
+    newest = places[-1] if places else FileProgress()
     if newest.next is None and newest.last is not None:
         lows.append(newest.last)
     return min(lows, default=None)
@@ -52,18 +53,18 @@ def low_of_files(places: Sequence[FilePlace]) -> Millis | None:
 
 @dataclass(slots=True)
 class _File:
-    position: int  # everything before it is on the bus
+    position: int  # all bytes before it are on the bus
     last: Millis | None = None
-    records: pa.Table | None = None  # read ahead: the next ones to send
-    first: Millis | None = None  # the event time of the first of them that tells it
-    end: int = 0  # the position behind them
+    records: pa.Table | None = None  # the next records to send
+    first: Millis | None = None  # the first event time among them
+    end: int = 0  # the position after them
 
-    def place(self) -> FilePlace:
-        return FilePlace(last=self.last, next=self.first, is_open=self.records is not None)
+    def progress(self) -> FileProgress:
+        return FileProgress(last=self.last, next=self.first, is_open=self.records is not None)
 
 
 class FileInjector:
-    """One process that injects files. `epoch` must grow with every life of the same name."""
+    """One process that injects files. `epoch` must grow at every start with the same name."""
 
     def __init__(
         self, log: Log, rules: LineRules, name: str, *, epoch: int, limit: SkewLimit | None = None
@@ -75,9 +76,9 @@ class FileInjector:
         log.fence(self._category, name, epoch)
 
     def round(self, paths: Iterable[Path], *, now_ms: Millis, is_last: bool = False) -> int:
-        """Send what is there of these files, in order; returns how many lines. May be cut off anywhere.
+        """Send the new lines of these files, in order; returns their number. A crash at any point is safe.
 
-        `is_last`: nothing is appended any more, so a last line needs no line break.
+        `is_last`: the files are complete, so the last line needs no line break.
         """
         order, sent = sorted(set(paths)), 0
         for path in order:
@@ -94,11 +95,11 @@ class FileInjector:
         return sent
 
     def close(self, *, now_ms: Millis) -> None:
-        """Everything has been sent, and no file comes any more: the watermark ends."""
-        self._tell(LOW_MAX, now_ms)
+        """End the input: all files were sent."""
+        self._report_low(LOW_MAX, now_ms)
 
     def _resume(self, path: Path) -> _File:
-        """Where the last life stopped: a publish is on the bus whole, so that is the largest position."""
+        """Continue after the largest published position: a publish is atomic."""
         producer = self._producer(path)
         self._log.fence(self._category, producer, self._epoch)
         position = max(self._log.published_to(self._category, producer).values(), default=0)
@@ -119,9 +120,9 @@ class FileInjector:
         size = _size(path)
         if size < position:
             raise ConfigError(
-                f"{path} is shorter than what was sent of it",
-                why=f"it has {size} bytes, {position} are on the bus: it was cut or replaced",
-                fix="give files that are written anew a new name, or inject under another --name",
+                f"{path} is shorter than the part that was sent already",
+                why=f"it has {size} bytes, but {position} are on the bus: it was truncated or replaced",
+                fix="use a new name for a new file, or inject with another --name",
             )
         return size > position
 
@@ -145,8 +146,8 @@ class FileInjector:
     def _records(
         self, lines: list[tuple[int, bytes]], path: Path, now_ms: Millis
     ) -> tuple[pa.Table, Millis | None]:
-        """Lines as records, and the first event time among them. A JSON category takes what cannot be read
-        too: its readers put it aside.
+        """Lines as records, and the first event time among them. Unreadable lines are published too if the
+        format is JSON: they become dead letters.
         """
         spec = self._rules.spec
         parsed = parse_lines(lines, replace(self._rules, now_ms=now_ms))
@@ -156,29 +157,27 @@ class FileInjector:
             return good, first
         if spec.format != "json":
             raise ConfigError(
-                f"a line of {path} is no record of {self._category!r}",
+                f"a line of {path} is not a valid record of {self._category!r}",
                 why=f"the line that ends at byte {parsed.bad[0].number}: {parsed.bad[0].reason}",
-                fix="correct the line; what lies before it is sent, and is not sent again",
+                fix="correct the line and start again: lines before it are not sent twice",
             )
         numbers = {bad.number for bad in parsed.bad}
         raw = [(number, line) for number, line in lines if number in numbers]
-        stamp = LOW_MIN if first is None else first  # their readers do not look at it
+        stamp = LOW_MIN if first is None else first  # their readers do not use it
         both = pa.concat_tables([good, _raw(raw, spec, max(stamp, 0), good.schema)])
         return both.sort_by("_seq"), first
 
     def _report(self, order: Sequence[Path], now_ms: Millis) -> None:
-        low = low_of_files([self._files[path].place() for path in order])
+        low = low_watermark_of([self._files[path].progress() for path in order])
         if low is not None and self._rules.spec.watermark == "injector":
-            self._tell(low - self._rules.spec.lateness_ms, now_ms)
+            self._report_low(low - self._rules.spec.lateness_ms, now_ms)
 
-    def _tell(self, low: Millis, now_ms: Millis) -> None:
+    def _report_low(self, low: Millis, now_ms: Millis) -> None:
         self._log.report_low(self._category, producer=self._name, epoch=self._epoch, low=low, now_ms=now_ms)
 
 
 def _next_lines(path: Path, position: int, is_last: bool) -> tuple[list[tuple[int, bytes]], int]:
-    """The next whole lines, each with the position behind it, and the position behind all that was looked
-    at.
-    """
+    """The next complete lines with the positions after them, and the position after all that was read."""
     lines: list[tuple[int, bytes]] = []
     start = position
     with _opened(path) as file:
@@ -186,7 +185,7 @@ def _next_lines(path: Path, position: int, is_last: bool) -> tuple[list[tuple[in
         while position - start < BATCH_BYTES:
             line = file.readline(LINE_BYTES_MAX + 2)
             if not line or not (line.endswith(b"\n") or is_last or len(line) > LINE_BYTES_MAX):
-                break  # its writer is not done with it
+                break  # the line is not complete yet
             position += len(line)
             if line.strip():
                 lines.append((position, line.rstrip(b"\r\n")))
@@ -194,7 +193,7 @@ def _next_lines(path: Path, position: int, is_last: bool) -> tuple[list[tuple[in
 
 
 def find_files(given: Iterable[Path]) -> list[Path]:
-    """Files as they are now: those given, and those in folders given, by name."""
+    """The given files, and the files in given folders, by name."""
     found: list[Path] = []
     for path in given:
         found += sorted(item for item in path.iterdir() if item.is_file()) if path.is_dir() else [path]
@@ -233,4 +232,4 @@ def _size(path: Path) -> int:
 
 
 def _unreadable(path: Path, error: OSError) -> EnvironmentProblem:
-    return EnvironmentProblem(f"cannot read {path}", why=str(error), fix="check the path and its rights")
+    return EnvironmentProblem(f"cannot read {path}", why=str(error), fix="check the path and its permissions")

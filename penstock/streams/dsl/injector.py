@@ -1,4 +1,4 @@
-"""Brings external records onto the bus and publishes its own low watermark (MillWheel 5.2)."""
+"""Publishes external records on the bus, with a low watermark (MillWheel 5.2)."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from penstock.core.system_clock import SystemClock, sleep_ms
 from penstock.streams.bus.log import HEADERS_FIELD, LOW_MAX, LOW_MIN, CategorySpec, Log
 from penstock.streams.keys import partitions_of
 
-LOOK_EVERY_MS: Millis = 100
+SKEW_CHECK_MS: Millis = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Skew:
-    """How far an injector is ahead of the slowest of those it is paced by."""
+    """How far an injector is ahead of the slowest category in `paced_by`."""
 
     low: Millis
     slowest: Millis
@@ -35,9 +35,9 @@ class Skew:
 
 
 def measure_skew(low: Millis, lows: dict[str, Millis], *, first: Millis, skew_max_ms: Millis) -> Skew:
-    """`lows`: the watermarks of the categories it is paced by; `first`: this injector's low when it began.
+    """`lows`: the watermarks of the categories in `paced_by`; `first`: this injector's low when it started.
 
-    One that has not begun counts as if it were where the injector began: it may start that far ahead.
+    A category without a watermark counts as `first`, so that the injector can start.
     """
     category = min(lows, key=lambda name: (lows[name], name))
     slowest = lows[category] if lows[category] > LOW_MIN else first
@@ -46,7 +46,7 @@ def measure_skew(low: Millis, lows: dict[str, Millis], *, first: Millis, skew_ma
 
 
 class EventTimes:
-    """How far each partition of an event-time category is by what was sent to it."""
+    """The newest event time sent to each partition of an event-time category."""
 
     def __init__(self, spec: CategorySpec) -> None:
         self._spec = spec
@@ -54,7 +54,7 @@ class EventTimes:
         self.are_watermark = spec.watermark == "event_time"
 
     def add(self, batches: Mapping[int, pa.RecordBatch], *, now_ms: Millis) -> None:
-        """These were sent. Records from the future become dead letters and move no watermark."""
+        """Add sent records. Records from the future are ignored: they become dead letters."""
         if not self.are_watermark:
             return
         latest = now_ms + self._spec.ahead_max_ms if self._spec.ahead_max_ms else LOW_MAX
@@ -63,9 +63,9 @@ class EventTimes:
             self._newest[partition] = max(newest, self._newest.get(partition, LOW_MIN))
 
     def low(self, partitions: Iterable[int]) -> Millis:
-        """The low of that of these partitions which is least far: what goes there may be what all wait for.
+        """The minimum low of these partitions: the watermark is that of the slowest partition.
 
-        The watermark is that of the slowest partition. One to which nothing was sent yet is not ahead.
+        A partition without sent records has the lowest low.
         """
         newest = min((self._newest.get(partition, LOW_MIN) for partition in partitions), default=LOW_MIN)
         return newest if newest <= LOW_MIN else newest - self._spec.lateness_ms
@@ -79,13 +79,13 @@ class EventTimes:
             try:
                 found = msgspec.json.decode(value).get(column)
             except (msgspec.MsgspecError, UnicodeError, TypeError, AttributeError):
-                continue  # its readers put it aside
+                continue  # it becomes a dead letter
             if isinstance(found, int):
                 yield found
 
 
 class SkewLimit:
-    """Lets an injector wait. `on_wait` is told each time it looks and must go on waiting."""
+    """Makes an injector wait while it is too far ahead. `on_wait` is called after each check that fails."""
 
     def __init__(
         self,
@@ -98,17 +98,17 @@ class SkewLimit:
     ) -> None:
         if skew_max_ms <= 0 or not paced_by:
             raise ConfigError(
-                "a skew limit needs a bound and categories",
-                why=f"the bound is {skew_max_ms} ms, the categories are {list(paced_by)}",
-                fix="give skew_max_ms above 0, and in paced_by what the consumers write",
+                "a skew limit needs a limit and categories",
+                why=f"the limit is {skew_max_ms} ms, the categories are {list(paced_by)}",
+                fix="set skew_max_ms above 0, and paced_by to the categories that the consumers write",
             )
         self._log, self._skew_max_ms, self._paced_by = log, skew_max_ms, tuple(paced_by)
         self._on_wait, self._pause = on_wait, pause
         self._first: Millis | None = None
-        self.waits: Skew | None = None  # while it waits: how far it is ahead, and of whom
+        self.waits: Skew | None = None  # while it waits: the skew
 
-    def look(self, low: Millis) -> Skew:
-        """How far ahead records from `low` on would be."""
+    def measure(self, low: Millis) -> Skew:
+        """How far records from `low` on would be ahead."""
         if self._first is None and LOW_MIN < low < LOW_MAX:
             self._first = low
         lows = {name: self._log.watermark(name) for name in self._paced_by}
@@ -116,60 +116,61 @@ class SkewLimit:
         return measure_skew(low, lows, first=first, skew_max_ms=self._skew_max_ms)
 
     def wait(self, low: Millis) -> None:
-        """Return once records from `low` on may be sent."""
-        while (skew := self.look(low)).is_too_far:
+        """Wait until records from `low` on may be sent."""
+        while (skew := self.measure(low)).is_too_far:
             self.waits = skew
             self._on_wait(skew)
-            self._pause(LOOK_EVERY_MS)
+            self._pause(SKEW_CHECK_MS)
         self.waits = None
 
 
 Headers = Sequence[tuple[str, bytes | None]]
-# What the bus says before it writes anything. After every other error a publish may have been written.
+# Errors of the bus before it writes anything. After any other error the records may have been written.
 _NOTHING_WRITTEN = (ConfigError, NotFound, Fenced, SequenceGap)
 
 
 class PublishUnheard(Refused):
-    """Other records than those of the publish before, of which nobody knows whether it arrived."""
+    """New records were refused, because the outcome of the last publish is unknown."""
 
     def __init__(self, category: str, name: str, records: int) -> None:
         super().__init__(
-            f"injector {name!r} does not know yet whether its last {records} records are in {category!r}",
-            why="their publish ended with an error and may have been written all the same; other records "
-            "under the same sequences would be taken for them, and lost",
-            fix="publish the same records again, in the same order: what has arrived is recognised, each is "
-            "there once; then send these. Without them: a new Injector with a larger epoch goes on behind "
-            "what has arrived",
+            f"injector {name!r} does not know whether its last {records} records are in {category!r}",
+            why="their publish failed but may have been written; other records with the same sequences would "
+            "be dropped as duplicates",
+            fix="first publish the same records again, in the same order: records that were written are "
+            "deduplicated. If you do not have them any more, open a new Injector with a larger epoch: it "
+            "continues after the records that were written",
         )
 
 
 class SequencesTaken(PenstockError):
-    """Somebody else publishes under this injector's name and epoch."""
+    """Another process publishes with this injector's name and epoch."""
 
     def __init__(self, category: str, name: str, epoch: int, taken: int) -> None:
         super().__init__(
             f"{taken} records of injector {name!r} were not written to {category!r}",
-            why=f"the bus had others under their sequences: another one publishes as {name!r} "
+            why=f"the bus has other records with their sequences: another process publishes as {name!r} "
             f"with epoch {epoch}",
-            fix="give each writer a name of its own, and each life of it a larger epoch; then open it anew "
-            "and compare what is in the category: this one sends nothing more",
+            fix="use a unique name for each writer, and a larger epoch at each "
+            "start; then open a new Injector "
+            "and compare the records in the category: this Injector sends nothing more",
         )
 
 
 class Injector:
-    """One writer of one JSON category. Records go by key to partitions; sequences are gapless, so a repeat
-    does nothing.
+    """One writer of one JSON category. Keys decide the partitions; sequences are gapless, so a repeated
+    publish is deduplicated.
 
-    `epoch` must grow with every life of the same name: an epoch that was used is refused (`EpochUsed`), and
-    the older life may write no more. A new life goes on behind what has arrived; what that was,
-    `published_to` of the log says: how many records of this name are in each partition.
+    `epoch` must grow at every start with the same name: a used epoch is refused (`EpochUsed`), and injectors
+    with older epochs are fenced. A new injector continues after the records on the bus; `published_to` of the
+    log returns how many records of this name are in each partition.
 
-    A publish that ended with an error may have been written: then only the same records are taken, until
-    they went through (`PublishUnheard`). They are there once.
+    A publish that failed may have been written: until it succeeds, only the same records are accepted
+    (`PublishUnheard`), so that they are written once.
 
-    With `skew_max_ms` it waits before it publishes while its own low is further than that ahead of the
-    slowest category in `paced_by`, which its consumers write. `waits` says so, and `on_wait` is told. Where
-    the watermark follows event times, its low is what the records that it sent make of it.
+    With `skew_max_ms` it waits before a publish while its low is further than this ahead of the slowest
+    category in `paced_by`, which its consumers write; `waits` has the skew, and `on_wait` is called. If the
+    watermark follows event times, its low is computed from the sent records.
     """
 
     def __init__(
@@ -194,9 +195,9 @@ class Injector:
         self._spec = log.describe(category).spec
         self._times = EventTimes(self._spec)
         self._clock = SystemClock()
-        self._unheard: pa.Table | None = None  # sent, and no answer came
+        self._unheard: pa.Table | None = None  # sent without a response
         self._taken: SequencesTaken | None = None
-        # Before it is registered: one that is refused must not hold a watermark that nobody waits for.
+        # Before it is registered: a refused injector must not hold the watermark.
         log.fence(category, name, epoch, is_new_life=True)
         log.register_producer(category, name)
         self._sequences = dict(log.published_to(category, name))
@@ -208,9 +209,9 @@ class Injector:
         values: Sequence[bytes],
         headers: Sequence[Headers | None] = (),
     ) -> None:
-        """Append records; they are durable when this returns. `headers`: one for each, or none at all.
+        """Append records; they are durable when this returns. `headers`: one per record, or empty.
 
-        After an error repeat it with the same records; others are refused until then.
+        After an error retry with the same records; others are refused until then.
         """
         table = self._table(keys, stamps, values, headers)
         if self._taken is not None:
@@ -227,19 +228,19 @@ class Injector:
             self._times.add(batches, now_ms=self._clock.now_ms())
 
     def _send(self, table: pa.Table, batches: Mapping[int, pa.RecordBatch]) -> None:
-        """One publish, which is on the bus whole or not at all. What stays open is kept."""
+        """One atomic publish. If its outcome is unknown, the records are stored for comparison."""
         is_repeat, self._unheard = self._unheard is not None, table
         try:
             published = self._log.publish(
                 self._category, producer=self._name, epoch=self._epoch, batches=batches, gapless=True
             )
         except _NOTHING_WRITTEN:
-            if not is_repeat:  # of the attempt before nothing is known yet
+            if not is_repeat:  # else the outcome of the first attempt is still unknown
                 self._unheard = None
             raise
         self._unheard = None
         taken = sum(published.trimmed.values())
-        # The bus may have lost the answer to a first try of its own; that one was whole.
+        # The bus client may have retried after a lost response; its first attempt was complete then.
         is_own = published.retried and not any(published.appended.values())
         if taken and not is_repeat and not is_own:
             self._taken = SequencesTaken(self._category, self._name, self._epoch, taken)
@@ -263,13 +264,13 @@ class Injector:
         elif headers:
             raise ConfigError(
                 f"category {self._category!r} has no headers",
-                why="it was created without",
-                fix="send none, or write to a category that was created with headers",
+                why="it was created without headers",
+                fix="publish without headers, or use a category that was created with headers",
             )
         return pa.table(columns)
 
     def _batches(self, table: pa.Table) -> dict[int, pa.RecordBatch]:
-        """By partition, each with the sequences that come next."""
+        """The records by partition, with the next sequences."""
         targets = partitions_of(table.column("_key").combine_chunks(), self._spec.partitions)
         batches = {}
         for partition in np.unique(targets).tolist():
@@ -285,37 +286,37 @@ class Injector:
         return batches
 
     def report_low(self, low: Millis, *, now_ms: Millis) -> None:
-        """Promise: every record that I still send has a later time than `low`, or is late."""
+        """Report the low watermark: later records with an event time before `low` are late."""
         self._low = max(low, self._low)
         self._log.report_low(self._category, producer=self._name, epoch=self._epoch, low=low, now_ms=now_ms)
 
     @property
     def waits(self) -> Skew | None:
-        """While `publish` waits for consumers: how far it is ahead, and of which category."""
+        """The skew while `publish` waits for consumers, else None."""
         return None if self._limit is None else self._limit.waits
 
     def close(self, *, now_ms: Millis) -> None:
-        """Everything has been sent."""
+        """End the input: all records have been sent."""
         self.report_low(LOW_MAX, now_ms=now_ms)
 
 
 def expect_injectors(log: Log, category: str, names: Sequence[str]) -> None:
-    """Name the processes that together are the injector of a category: its watermark is the minimum over all.
+    """Register the injectors of a category: its watermark is the minimum over all of them.
 
-    One that has not reported yet holds it: from the beginning in a new category, from its watermark else.
-    Repeated it only adds. To be called before the first of them begins.
+    An injector without a report holds the watermark, in a new category at its beginning. Repeated calls only
+    add names. Call it before the first injector starts.
     """
     spec = log.describe(category).spec
     if spec.watermark != "injector":
         raise ConfigError(
             f"category {category!r} does not wait for injectors",
             why=f"its watermark follows {spec.watermark}",
-            fix="create it with the watermark `injector`",
+            fix="use a category that was created with the watermark `injector`",
         )
     if not names or len(set(names)) < len(names):
         raise ConfigError(
-            "the injectors of a category have names of their own",
-            why=f"given were {list(names)}",
+            "the names of injectors must be unique, and at least one is needed",
+            why=f"the names are {list(names)}",
             fix="name each process once",
         )
     for name in names:
@@ -323,10 +324,10 @@ def expect_injectors(log: Log, category: str, names: Sequence[str]) -> None:
 
 
 def dismiss_injector(log: Log, category: str, name: str, *, now_ms: Millis) -> None:
-    """This process comes no more, and the watermark waits for it no longer; its records stay.
+    """Unregister an injector, so that the watermark no longer waits for it; its records stay.
 
-    One that has only stopped is not dismissed: it holds the watermark until it comes back. Should a
-    dismissed one live on, its next report fails, and what it still sends is late by the others' watermark.
+    An injector that has only stopped holds the watermark until it returns. If a dismissed injector still
+    runs, its next report fails, and its records may be late.
     """
     log.unregister_producer(category, name)
     log.advance(category, now_ms=now_ms)

@@ -1,11 +1,11 @@
-"""SQL text to the same graph as the DSL: each statement writes a sink. Pure: text in, steps out.
+"""Translates SQL text to the graph of a pipeline: each INSERT writes a sink. Pure: text in, steps out.
 
 CREATE PIPELINE words WITH (partitions = 4);
 INSERT INTO words SELECT lower(word) AS word FROM queries LATERAL VIEW explode(split(query, ' ')) t AS word;
 
-sqlglot parses the text with Spark's grammar; the tree is walked in the order in which steps depend on each
-other. What the walk does not know by name it refuses. Expressions reach the DSL as the user's own text, so
-the same functions are allowed and the same checks are made.
+sqlglot parses the text with Spark's grammar, and the tree is translated to calls of the DSL. Parts of SQL
+that are not known here are refused. Expressions are passed to the DSL as text, so the same functions are
+allowed and the same checks apply.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from sqlglot.tokenizer_core import TokenType
 from penstock.core.errors import PipelineError
 from penstock.streams.catalogue import nearest
 from penstock.streams.compile.functions import AGGREGATES, GENERATORS
-from penstock.streams.compile.graph import Source, safe_name
+from penstock.streams.compile.graph import SourceStep, safe_name
 from penstock.streams.dsl.pipeline import Pipeline, Stream
 from penstock.streams.dsl.sql_grammar import KNOWN_PARTS, USE_FIRST, USE_INSERT, USE_ON, USE_TOP, SqlText
 from penstock.streams.dsl.windows import (
@@ -51,7 +51,7 @@ _OPTIONS: dict[str, dict[str, type]] = {
 
 
 def pipeline_from_sql(text: str, *, file: str, name: str) -> Pipeline:
-    """The pipeline that a file of SQL describes; `name` unless it says CREATE PIPELINE."""
+    """The pipeline of an SQL file; `name`: its name without CREATE PIPELINE."""
     source = SqlText(text, file=file)
     statements, options = source.statements, dict[str, Any]()
     if statements and isinstance(statements[0], exp.Create) and statements[0].args["kind"] == "PIPELINE":
@@ -70,7 +70,7 @@ def add_statements(pipeline: Pipeline, text: str, *, file: str, line: int) -> No
     if not isinstance(text, str):
         raise PipelineError(
             f"{file}:{line}: sql() needs text, not {text!r}",
-            why="it is read as Spark SQL",
+            why="it is parsed as Spark SQL",
             fix=f"write {USE_INSERT}",
         )
     source = SqlText(text, file=file, line=line)
@@ -84,7 +84,7 @@ def _write(pipeline: Pipeline, source: SqlText, statements: Sequence[exp.Expr]) 
     def read(category: str) -> Stream:
         unused.pop(("SOURCE", category), None)
         for step in pipeline._steps.values():
-            if isinstance(step, Source) and step.category == category:
+            if isinstance(step, SourceStep) and step.category == category:
                 return Stream(pipeline=pipeline, step=step.name)
         return pipeline.source(category, **options.get(("SOURCE", category), {}))
 
@@ -114,8 +114,8 @@ def _write(pipeline: Pipeline, source: SqlText, statements: Sequence[exp.Expr]) 
         source.fail(
             node,
             f"{kind.lower()} {name!r} is not used",
-            why=f"no statement behind it {'reads' if kind == 'SOURCE' else 'writes'} it",
-            fix="put it before the statement that does, or remove it",
+            why=f"no later statement {'reads' if kind == 'SOURCE' else 'writes'} it",
+            fix="move it before the statement that does, or remove it",
         )
 
 
@@ -126,7 +126,7 @@ def _sink_of(source: SqlText, node: exp.Insert) -> str:
         source.fail(
             table,
             "columns or partitions of a sink cannot be named here",
-            why="a sink has the columns of its SELECT, by name and in order",
+            why="a sink has the columns of its SELECT, with these names and in this order",
             fix="name them in the SELECT: expression AS name",
         )
     sink = _name(source, table)
@@ -139,11 +139,13 @@ def _sink_of(source: SqlText, node: exp.Insert) -> str:
 
 
 def _name(source: SqlText, node: exp.Expr) -> str:
-    """A name: parts with dots between them."""
+    """A name, with dots between its parts."""
     parts = node.parts if isinstance(node, exp.Table) else []
     name = ".".join(part.name for part in parts if isinstance(part, exp.Identifier))
     if not name or source.words(node) != name:
-        source.fail(node, f"{source.shown(node)!r} is no name", why="nothing like a name", fix="write a name")
+        source.fail(
+            node, f"{source.shown(node)!r} is not a name", why="a name is expected here", fix="write a name"
+        )
     return name
 
 
@@ -155,7 +157,7 @@ def _options(source: SqlText, node: exp.Create) -> dict[str, Any]:
     for option in node.args["properties"].expressions:
         if not isinstance(option, exp.EQ) or not isinstance(option.this, exp.Column) or option.this.table:
             source.fail(
-                option, f"{source.shown(option)!r} is no option", why="an option is name = value", fix=fix
+                option, f"{source.shown(option)!r} is not an option", why="an option is name = value", fix=fix
             )
         name, value = option.this.name.lower(), option.expression
         if name not in known:
@@ -171,7 +173,7 @@ def _options(source: SqlText, node: exp.Create) -> dict[str, Any]:
         is_number = isinstance(value, exp.Literal) and not value.is_string and text.isdigit()
         if not isinstance(value, exp.Literal) or is_number != (known[name] is int):
             why = "it is " + ("a whole number" if known[name] is int else "text in quotes")
-            source.fail(option, f"{text!r} is no value for {name!r}", why=why, fix=fix)
+            source.fail(option, f"{text!r} is not a valid value for {name!r}", why=why, fix=fix)
         found[name] = known[name](text)
     return found
 
@@ -180,14 +182,14 @@ def _options(source: SqlText, node: exp.Create) -> dict[str, Any]:
 
 
 class _Query:
-    """Walks one query; `source` gives the stream of a category, `sink` helps to name steps."""
+    """Translates one query; `source` gives the stream of a category, `sink` is used in step names."""
 
     def __init__(self, text: SqlText, pipeline: Pipeline, source: Callable[[str], Stream], sink: str) -> None:
         self._text, self._pipeline, self._source, self._sink = text, pipeline, source, sink
         self._named: dict[str, Stream] = {}  # WITH name AS (…)
 
     def read(self, node: exp.Expr) -> Stream:
-        """WITH …, a SELECT, several of them joined by UNION ALL, or a query in brackets; DISTRIBUTE BY."""
+        """WITH …, a SELECT, several of them with UNION ALL, or a query in parentheses; DISTRIBUTE BY."""
         outer, distribute = dict(self._named), node.args.get("distribute")
         if (named := node.args.get("with_")) is not None:
             self._text.refuse_others(named, "expressions")
@@ -205,7 +207,7 @@ class _Query:
             case _:
                 self._cannot_be_read(node)
         if distribute is not None:
-            self._go_to(distribute.expressions[0])
+            self._set_line(distribute.expressions[0])
             stream = self._keyed(stream, [self._text.shown(part) for part in distribute.expressions])
         self._named = outer
         return stream
@@ -229,11 +231,12 @@ class _Query:
                     self._text.fail(
                         operand.args[part],
                         f"{'WITH' if part == 'with_' else 'DISTRIBUTE BY'} cannot be used here",
-                        why="it belongs to all queries of a UNION ALL",
-                        fix="write WITH before the first, DISTRIBUTE BY behind the last, or use brackets",
+                        why="it applies to all queries of a UNION ALL",
+                        fix="write WITH before the first query, DISTRIBUTE BY after "
+                        "the last, or use parentheses",
                     )
             streams.append(self.read(operand))
-        self._go_to(node)
+        self._set_line(node)
         return streams[0].union(*streams[1:])
 
     def _select(self, node: exp.Select) -> Stream:
@@ -245,9 +248,9 @@ class _Query:
             if (value := node.args.get(clause))
         ]
         if not items:
-            behind = text.before(starts[0][0]) if starts else ""
-            fix = "add one; a column that is called like a word of SQL goes into backticks"
-            text.fail(node, f"an expression is expected{behind}", why="there is none", fix=fix)
+            position = text.before(starts[0][0]) if starts else ""
+            fix = "add one; put a column named like an SQL keyword into backticks"
+            text.fail(node, f"an expression is expected{position}", why="there is none", fix=fix)
         select = text.token_before(text.chars(items[0])[0])
         if select.token_type != TokenType.SELECT:
             text.fail(select.start, f"{select.text} cannot be used here", why=KNOWN_PARTS, fix=_FROM)
@@ -261,13 +264,13 @@ class _Query:
             text.fail(end, fail, why="the statement is not complete here", fix=_FROM)
         stream, names = self._from(node)
         if (where := node.args.get("where")) is not None:
-            self._go_to(where.this)
+            self._set_line(where.this)
             stream = stream.filter(self._plain(where.this, names))
         qualify = node.args.get("qualify")
         if (group := node.args.get("group")) is not None:
             return self._grouped(stream, group, items, qualify, names)
         if qualify is not None:
-            self._go_to(qualify.this)
+            self._set_line(qualify.this)
             stream = self._first(stream, qualify.this, names)
         self._pipeline._place_of_sql = text.place(select.start)
         return self._selected(stream, items, names)
@@ -296,7 +299,7 @@ class _Query:
                 stream = self._lateral(item, stream, names)
                 continue
             how = self._how(item)
-            self._go_to(item)
+            self._set_line(item)
             right, other = self._table(item.this)
             at = self._pipeline._place_of_sql
             if item.args.get("on") is None:
@@ -312,8 +315,8 @@ class _Query:
         return stream, names
 
     def _table(self, node: exp.Expr) -> tuple[Stream, str]:
-        """What FROM or JOIN reads, and the name that its columns have."""
-        self._go_to(node)
+        """The stream that FROM or JOIN reads, and its name in the query."""
+        self._set_line(node)
         if isinstance(node, exp.Subquery) and isinstance(node.this, exp.Query):
             self._text.refuse_others(node, "this", "alias")
             return self.read(node.this), self._alias(node).lower()
@@ -323,7 +326,7 @@ class _Query:
             if isinstance(node.this, exp.Anonymous | exp.Func):
                 name, why = (
                     f"{node.this.name}()",
-                    "a pipeline reads categories; a function that makes rows is none",
+                    "a pipeline reads categories, not table functions",
                 )
                 self._text.fail(node, f"{name} cannot be read", why=why, fix="FROM <category>")
             self._cannot_be_read(node)
@@ -331,15 +334,17 @@ class _Query:
         if not _CATEGORY_CHARS.issuperset(name) or (name.split(".")[0].lower() in _FILES and "." in name):
             self._text.fail(
                 node,
-                f"{name!r} is no category",
-                why="a stream reads categories of the bus, never files or tables",
+                f"{name!r} is not a category",
+                why="a stream reads categories of the bus, not files or tables",
                 fix="publish the records to a category first",
             )
         self._text.refuse_others(node, "this", "db", "catalog", "alias")
         alias = self._alias(node)
         if self._text.words(node).upper() not in {f"{name}{word}{alias}".upper() for word in ("", "AS")}:
             shown = self._text.shown(node)
-            self._text.fail(node, f"{shown} cannot be read", why="this is no name of a category", fix=_FROM)
+            self._text.fail(
+                node, f"{shown} cannot be read", why="this is not the name of a category", fix=_FROM
+            )
         alias = alias or name.rpartition(".")[2]
         named = self._named.get(name.lower())
         return (self._source(name) if named is None else named), alias.lower()
@@ -361,7 +366,7 @@ class _Query:
 
     def _lateral(self, node: exp.Lateral, stream: Stream, names: set[str]) -> Stream:
         """LATERAL VIEW [OUTER] explode(array) table AS column, …"""
-        self._go_to(node)
+        self._set_line(node)
         call, alias = node.this, node.args.get("alias")
         columns = [self._text.shown(column) for column in alias.args.get("columns") or ()] if alias else []
         is_call = isinstance(call, exp.Anonymous) and len(call.expressions) == 1
@@ -369,7 +374,7 @@ class _Query:
             self._text.fail(
                 node,
                 f"{self._text.shown(node)} cannot be used in a stream",
-                why="LATERAL makes records of one array, and names their columns",
+                why="LATERAL VIEW makes records from one array, and must name their columns",
                 fix=_LATERAL,
             )
         function, array = call.name.lower(), self._plain(call.expressions[0], names)
@@ -381,7 +386,7 @@ class _Query:
         return stream.flat_map(f"{function}({array}) AS {made}")
 
     def _how(self, node: exp.Join) -> str:
-        """Which pairs a JOIN gives: inner, left or outer."""
+        """The kind of a JOIN: inner, left or outer."""
         if self._text.shown(node).startswith(","):
             self._text.refuse("comma", node)
         side, kind = node.side, node.kind
@@ -408,7 +413,7 @@ class _Query:
         qualify: exp.Qualify | None,
         names: Collection[str],
     ) -> Stream:
-        """GROUP BY columns and one window: key_by, window, aggregate, and a select if it differs."""
+        """GROUP BY columns and one window: key_by, window, aggregate, and a select if the columns differ."""
         self._text.refuse_others(group, "expressions", "all")
         keys: list[str] = []
         windows: list[exp.Expr] = []
@@ -423,7 +428,7 @@ class _Query:
             self._text.fail(
                 group,
                 "GROUP BY needs columns and one window",
-                why="results of a key are given when a window ends; without one they never are",
+                why="results are emitted when a window ends; without a window they would never be emitted",
                 fix="write GROUP BY column, window(event_time, '10 seconds')",
             )
         spans = self._spans(windows[0])
@@ -445,10 +450,10 @@ class _Query:
         if not values:
             fix = "add one, as in count(*) AS n"
             self._text.fail(group, "GROUP BY computes nothing", why="SELECT has no aggregate", fix=fix)
-        self._go_to(group.expressions[0])
+        self._set_line(group.expressions[0])
         result = self._keyed(stream, keys).window(spans).aggregate(*texts, name=self._free("aggregate"))
         if qualify is not None:
-            self._go_to(qualify.this)
+            self._set_line(qualify.this)
             found = _Qualify(self._text, qualify.this, names)
             by, lowest = found.top_column(values), not found.descending
             result = result.top(found.count, by=by, per=found.columns, lowest=lowest, name=self._free("top"))
@@ -465,7 +470,7 @@ class _Query:
             self._text.fail(
                 found.window,
                 f"{self._text.shown(found.window)} cannot be used here",
-                why="a record would be the first of several windows, or of one that is not known yet",
+                why="a record must be in exactly one window, with a known end",
                 fix=f"write {USE_FIRST}",
             )
         return self._keyed(stream, found.columns).dedup(window=spans, name=self._free("dedup"))
@@ -481,8 +486,8 @@ class _Query:
         ):
             self._text.fail(
                 node,
-                f"{self._text.shown(node)} is no window",
-                why=f"windows go by the event time of records, which is called {EVENT_TIME}",
+                f"{self._text.shown(node)} is not a valid window",
+                why=f"windows use the event time of records, which is called {EVENT_TIME}",
                 fix=f"write window({EVENT_TIME}, '10 seconds') or session_window({EVENT_TIME}, '5 minutes')",
             )
         texts = [length.name for length in lengths]
@@ -494,7 +499,7 @@ class _Query:
         return stream.key_by(*keys, name=self._free(safe_name("by_" + "_".join(keys))))
 
     def _free(self, name: str) -> str:
-        """A name as the DSL derives it; with the sink's in front if another statement has it."""
+        """A step name as the DSL derives it; if it is taken, with the sink's name in front."""
         taken, count = self._pipeline._steps, 1
         first = safe_name(f"{self._sink}_{name}")
         found = name if name not in taken else first
@@ -509,13 +514,13 @@ class _Query:
         self._text.refuse_words(node)
         return self._text.shown(node)
 
-    def _go_to(self, node: exp.Expr) -> None:
-        """Steps that are made next come from this line."""
+    def _set_line(self, node: exp.Expr) -> None:
+        """Set the line of the next steps."""
         self._pipeline._place_of_sql = self._text.place(self._text.chars(node)[0])
 
 
 def _bound(node: exp.Expr) -> str:
-    """The column of window.start and window.end, "" of anything else."""
+    """The column for window.start or window.end, else ""."""
     if isinstance(node, exp.Column) and len(node.parts) == 2 and node.table.lower() in _WINDOWS:
         return {"start": WINDOW_START, "end": WINDOW_END}.get(node.name.lower(), "")
     return ""
@@ -526,7 +531,7 @@ def _bound(node: exp.Expr) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Sides:
-    """Names of the tables on each side. `timed`: the left names whose event time is that of the left records.
+    """The table names of each side. `timed`: left names that have the event time of the left records.
 
     After a join there is none: its results have the later of two times.
     """
@@ -537,10 +542,10 @@ class _Sides:
 
 
 class _Condition:
-    """The condition of a JOIN: which columns are equal, and how far apart in time records may be.
+    """The condition of a JOIN: equal columns, and bounds on the time between the records.
 
     `left` and `right`: equal columns, in order. `before_ms`, `after_ms`: how long before or after the left
-    record the right one may be; of several BETWEEN all must hold.
+    record the right one may be; several BETWEEN are combined.
     """
 
     def __init__(self, text: SqlText, on: exp.Expr, sides: _Sides) -> None:
@@ -560,7 +565,7 @@ class _Condition:
             else:
                 self._refuse(f"{part.sql(dialect='spark')} is neither an equal key nor a bound of time")
         if not pairs or not bounds:
-            self._refuse("records wait for each other for a bounded time, and need equal keys")
+            self._refuse("it needs equal keys, and a limit for the time between the records")
         self.left = tuple(left for left, _ in pairs)
         self.right = tuple(right for _, right in pairs)
         self.before_ms = min(before for before, _ in bounds)
@@ -579,21 +584,21 @@ class _Condition:
         self._refuse(f"{node.sql(dialect='spark')} does not compare the two sides")
 
     def _bounds(self, node: exp.Between) -> tuple[int, int]:
-        """How long before and after the left record's time the right one's may be."""
+        """How long before and after the left record the right one may be."""
         low, high = node.args["low"], node.args["high"]
-        speaks_of = self._side(node.this)
+        side = self._side(node.this)
         others = {
             self._side(bound.this if isinstance(bound, exp.Sub | exp.Add) else bound) for bound in (low, high)
         }
-        if others == {speaks_of} or len(others) > 1:
+        if others == {side} or len(others) > 1:
             shown = node.sql(dialect="spark")
             self._refuse(f"{shown} does not bound the time of one side by the time of the other")
         earlier, later = self._distance(low, exp.Sub), self._distance(high, exp.Add)
-        # "left BETWEEN right - earlier AND right + later" says of the right one the opposite.
-        return (earlier, later) if speaks_of == "right" else (later, earlier)
+        # "left BETWEEN right - earlier AND right + later" is the opposite for the right side.
+        return (earlier, later) if side == "right" else (later, earlier)
 
     def _side(self, node: exp.Expr) -> str:
-        """Whose event time this is: "left" or "right"."""
+        """The side of this event time: "left" or "right"."""
         if not isinstance(node, exp.Column) or node.name.lower() != EVENT_TIME:
             self._refuse("the bounds are not between the event times of the two sides")
         table, sides = node.table.lower(), self.sides
@@ -608,10 +613,10 @@ class _Condition:
                 "which is that later time",
             )
         names = " or ".join(f"{name}.event_time" for name in (*sorted(sides.timed), sides.right))
-        self._refuse(f"{node.sql(dialect='spark')} is the time of no side: write {names}")
+        self._refuse(f"{node.sql(dialect='spark')} is not the time of a side: write {names}")
 
     def _distance(self, bound: exp.Expr, sign: type[exp.Expr]) -> int:
-        """How far a bound lies from the other side's time, in the direction of `sign`."""
+        """The distance of a bound from the other side's time, in the direction of `sign`."""
         if isinstance(bound, exp.Column):
             return 0
         interval = bound.args.get("expression")
@@ -630,7 +635,7 @@ class _Condition:
 
 
 def _conjuncts(node: exp.Expr) -> Iterator[exp.Expr]:
-    """The conditions that AND joins, without brackets."""
+    """The conditions of an AND, without parentheses."""
     if isinstance(node, exp.Paren):
         yield from _conjuncts(node.this)
     elif isinstance(node, exp.And):
@@ -658,39 +663,39 @@ class _Qualify:
             or over.this.name.lower() != "row_number"
             or over.this.expressions
         ):
-            self._refuse("it compares row_number() OVER (…) with a number, by =, <= or <")
+            self._refuse("it must compare row_number() OVER (…) with a number, by =, <= or <")
         limit, order = node.expression, over.args.get("order")
         if not isinstance(limit, exp.Literal) or limit.is_string or not limit.name.isdigit():
-            self._refuse("the number is written out")
+            self._refuse("the number must be a literal")
         self.count = int(limit.name) - isinstance(node, exp.LT)
         if self.count < 1 or (isinstance(node, exp.EQ) and self.count != 1):
-            self._refuse("it keeps the first, or the first few")
+            self._refuse("it must keep the first records: = 1, <= k or < k")
         if over.args.get("spec") is not None or order is None or len(order.expressions) != 1:
-            self._refuse("there is ORDER BY with one expression, and no frame of rows")
+            self._refuse("it needs ORDER BY with one expression, without a frame")
         parts = over.args.get("partition_by") or ()
         windows = [part for part in parts if _is_window(part)]
         if len(windows) != 1:
-            self._refuse("PARTITION BY has one window: what is first is known when it is over")
+            self._refuse("PARTITION BY needs one window: the first records are known when it ends")
         self.window: exp.Expr = windows[0]
         self.columns = tuple(part.sql(dialect="spark") for part in parts if part is not self.window)
         self._order = order.expressions[0].this.sql(dialect="spark")
         self.descending = bool(order.expressions[0].args.get("desc"))
 
     def check_first(self) -> None:
-        """Of records: the first by event time, per columns and window."""
+        """Check that it keeps the first record by event time, per columns and window."""
         if self.count != 1 or self.descending or self._order.lower() != EVENT_TIME:
-            self._refuse("of records only the first by event_time is kept")
+            self._refuse("without GROUP BY, only the first record by event_time can be kept")
         if not self.columns or isinstance(self.window, exp.Column):
-            self._refuse("PARTITION BY has columns and a window of event_time")
+            self._refuse("PARTITION BY needs columns and a window of event_time")
 
     def top_column(self, values: dict[str, exp.Expr]) -> str:
-        """Of results: the name of the value they are ordered by."""
+        """The name of the value that orders the results."""
         if not isinstance(self.window, exp.Column):
-            self._refuse("the window is that of the GROUP BY, and is called window", USE_TOP)
+            self._refuse("PARTITION BY must use the window of the GROUP BY, which is called window", USE_TOP)
         for name, value in values.items():
             if self._order in (name, value.sql(dialect="spark")):
                 return name
-        self._refuse(f"results are ordered by one of their values, not by {self._order}", USE_TOP)
+        self._refuse(f"results must be ordered by one of their values, not by {self._order}", USE_TOP)
 
     def _refuse(self, why: str, fix: str = "") -> NoReturn:
         self._text.fail(

@@ -1,8 +1,8 @@
-"""SQL text as trees: Spark's grammar of sqlglot, with what pipelines have beside it. Pure.
+"""Parses SQL text to trees: sqlglot's Spark grammar with additions for pipelines. Pure.
 
-The grammar gets CREATE PIPELINE, CREATE SOURCE and CREATE SINK, categories with dashes in their names, and
-JOIN and LATERAL VIEW in any order. Every part of a tree knows the characters that it was read from. What
-sqlglot would pass over without a word is an error here.
+Additions are CREATE PIPELINE, CREATE SOURCE and CREATE SINK, category names with dashes, and JOIN and LATERAL
+VIEW in any order. Every node of a tree has the position of its text. Errors that sqlglot ignores silently are
+raised here.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from sqlglot.tokenizer_core import Token, TokenType
 
 from penstock.core.errors import PipelineError
 from penstock.streams.compile.expressions import SparkExpressions, describe_syntax_error, joined, point_at
-from penstock.streams.compile.graph import Place
+from penstock.streams.compile.graph import CodeLocation
 
 TEXT_CHARS_MAX = 1_000_000
-CREATED = ("PIPELINE", "SOURCE", "SINK")  # what a CREATE of a pipeline's file speaks of
+CREATED = ("PIPELINE", "SOURCE", "SINK")  # what a CREATE in an SQL file may define
 USE_ON = (
     "write ON a.k = b.k AND b.event_time BETWEEN a.event_time - INTERVAL 10 SECONDS "
     "AND a.event_time + INTERVAL 10 SECONDS"
@@ -33,72 +33,73 @@ USE_FIRST = (
 USE_TOP = "QUALIFY row_number() OVER (PARTITION BY window ORDER BY n DESC) <= 3"
 USE_INSERT = "INSERT INTO <category> SELECT … FROM <category>"
 _SETTINGS = (
-    "settings belong to the container's session, and would change for every task in it",
-    "remove it; what a job may choose is in its config",
+    "settings apply to the container's session, and would change for all of its tasks",
+    "remove it; the settings of a job are in its config",
 )
-_CODE = ("code comes to tasks in packages, by its hash, never from a path", "remove it; use a Computation")
+_CODE = ("tasks load code only from packages, never from a path", "remove it; use a Computation")
 _DDL = (
-    "a pipeline reads categories and writes sinks; it makes and changes nothing else",
-    "remove it; `penstock category NAME --create` makes a category for records from outside",
+    "a pipeline reads categories and writes sinks; it does not create or change anything else",
+    "remove it; `penstock category NAME --create` creates a category for records from outside",
 )
-_APPEND = ("a category is only ever appended to", f"write {USE_INSERT}")
+_APPEND = ("records can only be appended to a category", f"write {USE_INSERT}")
 _REFUSED_STATEMENTS: dict[str, tuple[str, str]] = {
     **dict.fromkeys(("SET", "RESET", "USE"), _SETTINGS),
     **dict.fromkeys(("ADD", "LIST", "LOAD", "COPY"), _CODE),
     **dict.fromkeys(("CREATE", "DROP", "ALTER", "TRUNCATE", "CACHE", "REFRESH", "ANALYZE", "COMMENT"), _DDL),
     **dict.fromkeys(("UPDATE", "DELETE", "MERGE", "REPLACE"), _APPEND),
-    "INSERT": ("a sink is appended to, never replaced", f"write {USE_INSERT}"),
+    "INSERT": ("records are appended to a sink, which is never replaced", f"write {USE_INSERT}"),
     **dict.fromkeys(
-        ("SELECT", "WITH", "FROM", "VALUES", "TABLE"), ("its records would go nowhere", f"write {USE_INSERT}")
+        ("SELECT", "WITH", "FROM", "VALUES", "TABLE"),
+        ("its records would not be written to a sink", f"write {USE_INSERT}"),
     ),
 }
 
-_UNENDING = "a stream has no end, so there is no moment at which this is known"
+_UNENDING = "a stream has no end, so the result would never be known"
 _SORTING = (_UNENDING, "remove it; sort where the sink is read")
-_REMEMBERING = (_UNENDING, "use a Computation that remembers what it saw")
-_FOR_EVER = "it would have to remember every record for ever"
-# sqlglot's name of a part of the tree -> what the user called it, why it is refused, what to do.
+_REMEMBERING = (_UNENDING, "use a Computation that stores what it has seen")
+_FOR_EVER = "it would have to store every record forever"
+# sqlglot's name of a part of the tree -> its SQL keyword, why it is refused, what to do.
 _REFUSED_PARTS: dict[str, tuple[str, str, str]] = {
-    "hint": ("a hint", "how a pipeline runs is decided by its plan", "remove it"),
+    "hint": ("a hint", "the plan decides how a pipeline runs", "remove it"),
     "distinct": (
         "DISTINCT",
         _FOR_EVER,
-        f"remove it, or keep the first of each within a bounded time: {USE_FIRST}",
+        f"remove it, or keep the first record of each key within a limited time: {USE_FIRST}",
     ),
     "order": ("ORDER BY", *_SORTING),
     "sort": ("SORT BY", *_SORTING),
-    "limit": ("LIMIT", _UNENDING, f"remove it; the first of each window are {USE_TOP}"),
+    "limit": ("LIMIT", _UNENDING, f"remove it; for the first records of each window use {USE_TOP}"),
     "offset": ("OFFSET", _UNENDING, "remove it, or filter by a column"),
     "having": (
         "HAVING",
         "results are filtered like other records",
-        "SELECT … FROM (SELECT … GROUP BY …) t WHERE …",
+        "write SELECT … FROM (SELECT … GROUP BY …) t WHERE …",
     ),
     "cluster": ("CLUSTER BY", "records of a stream are not sorted", "write DISTRIBUTE BY"),
     "except": ("EXCEPT", *_REMEMBERING),
     "intersect": ("INTERSECT", *_REMEMBERING),
     "union": ("UNION", _FOR_EVER, "write UNION ALL"),
-    "comma": (",", "which records belong together is not said", "write JOIN … ON"),
-    "cross": ("CROSS", "every record would meet every other", "JOIN … ON keys and a bound of time"),
-    "right": ("RIGHT", "one direction is enough", "change the sides and write LEFT JOIN"),
-    "using": ("USING", "it says nothing of the time between two records", USE_ON),
+    "comma": (",", "the join condition is missing", "write JOIN … ON"),
+    "cross": ("CROSS", "every record would match every other", "write JOIN … ON keys and a time limit"),
+    "right": ("RIGHT", "only LEFT JOIN is supported", "swap the sides and write LEFT JOIN"),
+    "using": ("USING", "it cannot limit the time between two records", USE_ON),
 }
 KNOWN_PARTS = (
     "a query has WITH, SELECT, FROM, LATERAL VIEW, JOIN, WHERE, GROUP BY, QUALIFY, UNION ALL, DISTRIBUTE BY"
 )
-# A column that is called like one of these is written in backticks.
+# A column named like one of these must be in backticks.
 _WORDS = frozenset(
     {"FROM", "WHERE", "HAVING", "LIMIT", "OFFSET", "UNION", "EXCEPT", "INTERSECT", "MINUS", "LATERAL", "JOIN"}
     | {"INNER", "LEFT", "RIGHT", "FULL", "CROSS", "ANTI", "SEMI", "NATURAL", "ON", "USING", "QUALIFY"}
     | {"PIVOT", "UNPIVOT", "TABLESAMPLE"}
 )
-_CHARS = "chars"  # in a node's meta: its first character in the text, and the one behind its last
+_CHARS = "chars"  # in a node's meta: the start and end (exclusive) of its text
 
 
 def _positioned(method: Callable[..., Any]) -> Callable[..., Any]:
-    """The same parsing method, which also notes in its node where the node's text is.
+    """Wraps a parsing method, so that its node has the position of its text.
 
-    sqlglot keeps this for names and functions only.
+    sqlglot stores positions for names and functions only.
     """
 
     def parse(self: Parser, *args: Any, **kwargs: Any) -> Any:
@@ -107,7 +108,7 @@ def _positioned(method: Callable[..., Any]) -> Callable[..., Any]:
         node = found[1] if isinstance(found, tuple) else found  # a clause comes with its name
         if isinstance(node, exp.Expr):
             node.meta.setdefault(_CHARS, (start.start, self._prev.end + 1))
-        elif self._curr is not start:  # it passes over a comma with nothing behind it
+        elif self._curr is not start:  # sqlglot ignores a comma without an element after it
             self.raise_error("Invalid expression / Unexpected token", start)
         return found
 
@@ -117,7 +118,7 @@ def _positioned(method: Callable[..., Any]) -> Callable[..., Any]:
 class _SparkStatements(SparkExpressions):
     class Parser(SparkExpressions.Parser):
         ADD_JOIN_ON_TRUE: ClassVar = False
-        TABLE_ALIAS_TOKENS: ClassVar = {TokenType.VAR}  # without AS a word of SQL is no alias
+        TABLE_ALIAS_TOKENS: ClassVar = {TokenType.VAR}  # without AS a keyword is not an alias
         QUERY_MODIFIER_PARSERS: ClassVar = {
             token: _positioned(parser) for token, parser in SparkParser.QUERY_MODIFIER_PARSERS.items()
         }
@@ -134,10 +135,10 @@ class _SparkStatements(SparkExpressions):
 
         @_positioned
         def _parse_statement(self) -> exp.Expr | None:
-            """Parse what a pipeline has; another statement is a Command, and refused by its first words."""
+            """Parse the statements of pipelines; any other one becomes a Command, and is refused later."""
             if not self._curr or self._curr.token_type == TokenType.SEMICOLON:
                 return super()._parse_statement()
-            if self._index:  # behind WITH, or in its brackets
+            if self._index:  # after WITH, or in its parentheses
                 return self._parse_ddl_select()
             first, second = self._curr, self._next
             if first.token_type == TokenType.INSERT and second.token_type == TokenType.INTO:
@@ -165,7 +166,7 @@ class _SparkStatements(SparkExpressions):
 
         def _parse_alias(self, this: exp.Expr | None, explicit: bool = False) -> exp.Expr | None:
             found = super()._parse_alias(this, explicit)
-            if self._prev.token_type == TokenType.ALIAS:  # sqlglot passes over an AS with nothing behind it
+            if self._prev.token_type == TokenType.ALIAS:  # sqlglot ignores an AS without a name
                 self.raise_error("Expecting a name")
             return found
 
@@ -175,12 +176,12 @@ class _SparkStatements(SparkExpressions):
             return super()._parse_select_query(*args, **kwargs)
 
         def _parse_joins(self, alias_tokens: Collection[TokenType] | None = None) -> Iterator[Any]:
-            """JOIN and LATERAL VIEW as they come; sqlglot wants all of the first before the others."""
+            """JOIN and LATERAL VIEW in any order; sqlglot requires all JOINs first."""
             while item := self._parse_join(alias_tokens=alias_tokens) or self._parse_lateral():
                 yield item
 
         def _parse_table_part(self, schema: bool = False) -> exp.Expr | None:
-            """A category that is read may be called a-b."""
+            """Allow dashes in the name of a category that is read."""
             part = super()._parse_table_part(schema=schema)
             while not schema and isinstance(part, exp.Identifier) and self._match(TokenType.DASH):
                 more = self._parse_id_var(any_token=False)
@@ -191,7 +192,7 @@ class _SparkStatements(SparkExpressions):
             return part
 
         def _parse_csv(self, parse_method: Callable[[], Any], sep: TokenType = TokenType.COMMA) -> list[Any]:
-            """A list; sqlglot passes over a comma with nothing beside it."""
+            """A list; sqlglot ignores a comma without an element."""
 
             def item() -> Any:
                 found = parse_method()
@@ -202,14 +203,14 @@ class _SparkStatements(SparkExpressions):
             return super()._parse_csv(item, sep)
 
         def _parse_string_as_identifier(self) -> None:
-            """A category or an alias is no text in quotes, which could be a path."""
+            """Not supported: a text in quotes could be a path."""
 
         def _parse_pipe_syntax_query(self, query: exp.Query) -> None:
             self.raise_error("Invalid expression / Unexpected token")
 
 
 class SqlText:
-    """A text with its statements as trees. `line`: the number of its first line in the user's file."""
+    """An SQL text with its parsed statements. `line`: the number of its first line in the user's file."""
 
     def __init__(self, text: str, *, file: str, line: int = 1) -> None:
         if len(text) > TEXT_CHARS_MAX:
@@ -220,7 +221,7 @@ class SqlText:
             )
         self.text, self._file, self._line = text, file, line
         self._lines = [0, *(at + 1 for at, char in enumerate(text) if char == "\n")]
-        self._dropped: set[int] = set()  # the first characters of tokens that are left out of expressions
+        self._dropped: set[int] = set()  # start positions of tokens that are left out of expressions
         dialect = _SparkStatements()
         try:
             self._tokens: list[Token] = dialect.tokenize(text)
@@ -254,12 +255,12 @@ class SqlText:
             + point_at(self.text, at)
             if unexpected
             else description + point_at(self.text, at),
-            fix="end the statement with ';', or correct what is here; "
-            "a column that is called like a word of SQL goes into backticks",
+            fix="end the statement with ';', or correct this part; "
+            "put a column named like an SQL keyword into backticks",
         )
 
     def chars(self, node: exp.Expr) -> tuple[int, int]:
-        """Where the text of a node is; of one that does not know, where the first of its parts is."""
+        """The position of a node's text; without one, that of its first part."""
         if _CHARS in node.meta:
             found: tuple[int, int] = node.meta[_CHARS]
             return found
@@ -269,17 +270,17 @@ class SqlText:
             return min(inside)
         return self.chars(node.parent) if node.parent is not None else (0, 0)
 
-    def place(self, at: int) -> Place:
+    def place(self, at: int) -> CodeLocation:
         """The line of a character."""
-        return Place(file=self._file, line=self._line + bisect_right(self._lines, at) - 1)
+        return CodeLocation(file=self._file, line=self._line + bisect_right(self._lines, at) - 1)
 
     def fail(self, at: exp.Expr | int, what: str, *, why: str, fix: str) -> NoReturn:
-        """Say what is wrong with a node, or at a character."""
+        """Raise an error for a node or a position."""
         start = at if isinstance(at, int) else self.chars(at)[0]
         raise PipelineError(f"{self.place(start)}: {what}", why=why + point_at(self.text, start), fix=fix)
 
     def shown(self, node: exp.Expr) -> str:
-        """What the user wrote, without comments and with single spaces."""
+        """The text of a node, without comments and with single spaces."""
         start, end = self.chars(node)
         first, last = bisect_left(self._starts, start), bisect_left(self._starts, end)
         tokens = self._tokens[first:last]
@@ -287,7 +288,7 @@ class SqlText:
         return joined(tokens, self.text, without)
 
     def drop_qualifiers(self, node: exp.Expr, names: Collection[str]) -> None:
-        """Leave out the names of tables, in the tree and in the text: streams have columns only."""
+        """Remove table names from the tree and the text, because columns of streams have no table."""
         for column in node.find_all(exp.Column):
             for part in ("catalog", "db", "table"):
                 qualifier = column.args.get(part)
@@ -300,7 +301,7 @@ class SqlText:
                     break
 
     def words(self, node: exp.Expr) -> str:
-        """All words of a node, without quotes and spaces between them."""
+        """The tokens of a node, without quotes and spaces."""
         start, end = self.chars(node)
         first, last = bisect_left(self._starts, start), bisect_left(self._starts, end)
         return "".join(token.text for token in self._tokens[first:last])
@@ -310,7 +311,7 @@ class SqlText:
         return self._tokens[bisect_left(self._starts, at) - 1]
 
     def before(self, at: int) -> str:
-        """In words: before the token that comes at a character or behind it."""
+        """For error texts: before the token at or after a position."""
         number = bisect_left(self._starts, at)
         if number == len(self._tokens) or self._tokens[number].token_type == TokenType.SEMICOLON:
             return " at the end"
@@ -318,7 +319,7 @@ class SqlText:
         return f" before {self.text[token.start : token.end + 1]!r}"
 
     def refuse_others(self, node: exp.Expr, *known: str) -> None:
-        """Refuse each part of a node that is not known by name."""
+        """Refuse all parts of a node except the known ones."""
         for part, value in node.args.items():
             if not value or part in known:
                 continue
@@ -326,33 +327,33 @@ class SqlText:
             self.refuse(part, first if isinstance(first, exp.Expr) else node)
 
     def refuse(self, part: str, node: exp.Expr | int) -> NoReturn:
-        """Say that this part of SQL cannot be used."""
+        """Raise an error: this part of SQL cannot be used."""
         unknown = (part.strip("_").upper(), KNOWN_PARTS, "remove it")
         name, why, fix = _REFUSED_PARTS.get(part, unknown)
         self.fail(node, f"{name} cannot be used in a stream", why=why, fix=fix)
 
     def refuse_statement(self, node: exp.Expr) -> NoReturn:
-        """Say that this statement cannot be used."""
+        """Raise an error: this statement cannot be used."""
         if isinstance(node, exp.Create):
             self.fail(
                 node,
                 "CREATE PIPELINE cannot be used here",
-                why="it names a pipeline, once, as the first statement of a file",
+                why="it must be the first statement of a file, and occur once",
                 fix="move it to the top of the file; in Python write Pipeline(name, partitions=…)",
             )
         words = str(node.this) if isinstance(node, exp.Command) else self.shown(node)[:40]
-        unknown = ("it is not a statement of pipelines", f"write {USE_INSERT}")
+        unknown = ("pipelines do not have this statement", f"write {USE_INSERT}")
         why, fix = _REFUSED_STATEMENTS.get(words.split(" ")[0], unknown)
         self.fail(node, f"{words} cannot be used in a pipeline", why=why, fix=fix)
 
     def refuse_words(self, node: exp.Expr) -> None:
-        """Refuse a column that is called like a word of SQL and is not in backticks."""
+        """Refuse a column that is named like an SQL keyword and is not in backticks."""
         for name in node.find_all(exp.Identifier):
             bare = not name.args.get("quoted") and name.find_ancestor(exp.Anonymous, exp.Paren) is None
             if bare and name.name.upper() in _WORDS:
                 self.fail(
                     name,
                     f"an expression is expected before {name.name!r}",
-                    why=f"{name.name.upper()} is a word of SQL",
-                    fix="a column that is called like a word of SQL goes into backticks",
+                    why=f"{name.name.upper()} is an SQL keyword",
+                    fix="put a column named like an SQL keyword into backticks",
                 )

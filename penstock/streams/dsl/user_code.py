@@ -1,8 +1,8 @@
-"""How a user's file is imported: under a name of its own, with its neighbours, its mistakes told plainly.
+"""Imports a user's file and its neighbour modules under a unique module name, and converts import errors.
 
-Several versions of one package live in one process. So a package's `import helpers` means its own helpers:
-each import statement in it is answered from its folder first, and nothing of it appears under a plain name in
-`sys.modules`.
+A process may load several versions of one package. So `import helpers` in a package must find its own
+helpers: its import statements are resolved in its folder first, and none of its modules is in `sys.modules`
+under its plain name.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ IMPORT_S = 30.0  # how long a file's import may take, with all that it imports
 
 
 class UserCode:
-    """One folder of user code and the module name it is imported under."""
+    """A folder of user code, and the module name under which it is imported."""
 
     def __init__(self, root: str, folder: Path, entry: str) -> None:
         self.root, self.folder, self.entry = root, folder, folder / entry
-        self.files: list[Path] = []  # what was run, in order
+        self.files: list[Path] = []  # executed files, in order
         self.builtins = {**vars(builtins), "__import__": self._import}
 
     def load(self) -> ModuleType:
-        """Run the entry file, or return the module if it ran already; PipelineError if it does not run."""
+        """Import the entry file, unless it is imported already; PipelineError if that fails."""
         _finder.folders[self.root] = self
         USER_FOLDERS.add(self.folder)
         if _finder not in sys.meta_path:
             sys.meta_path.insert(0, _finder)
         try:
-            with _TellingMistakes(self), time_limit(IMPORT_S):
+            with _ImportErrors(self), time_limit(IMPORT_S):
                 return importlib.import_module(self.root)
         except PenstockError:
-            self.forget()  # the next try must run the file again
+            self.forget()  # the next attempt must execute the file again
             raise
 
     def forget(self) -> None:
@@ -70,7 +70,7 @@ class UserCode:
         level: int = 0,
     ) -> ModuleType:
         top = name.partition(".")[0]
-        # The platform itself is never the user's, even when a pipeline lies beside its source.
+        # `penstock` is never resolved in the user's folder, even if the pipeline is beside Penstock's source.
         if level or top == "penstock" or self.find(top) is None:
             return builtins.__import__(name, globals, locals, fromlist or (), level)
         if name == self.entry.stem:
@@ -89,7 +89,7 @@ class _Loader(importlib.abc.Loader):
         return None
 
     def exec_module(self, module: ModuleType) -> None:
-        # Compiled here, not by Python's own loader: that one trusts cached bytecode by its second of change.
+        # Compiled here, because Python's loader takes cached bytecode if the mtime in seconds is equal.
         compiled = _compile(self._path)
         module.__dict__["__builtins__"] = self._code.builtins
         self._code.files.append(self._path)
@@ -126,8 +126,8 @@ def _compile(path: Path) -> CodeType:
     return compile(source, str(path), "exec", dont_inherit=True)
 
 
-class _TellingMistakes:
-    """Turns whatever a user's file raises while it is imported into a PipelineError. Interrupts pass."""
+class _ImportErrors:
+    """Converts exceptions during the import of a user's file into a PipelineError, except interrupts."""
 
     def __init__(self, code: UserCode) -> None:
         self._code = code
@@ -139,10 +139,10 @@ class _TellingMistakes:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> Literal[False]:
         if isinstance(error, Exception | SystemExit | TookTooLong) and not isinstance(error, PenstockError):
-            raise self._told(error, trace) from error
+            raise self._describe(error, trace) from error
         return False
 
-    def _told(self, error: BaseException, trace: TracebackType | None) -> PipelineError:
+    def _describe(self, error: BaseException, trace: TracebackType | None) -> PipelineError:
         if isinstance(error, SyntaxError) and self._is_ours(error.filename):
             return _syntax_error(error)
         if isinstance(error, FileNotFoundError | UnicodeDecodeError | ValueError) and not self._frames(trace):
@@ -156,9 +156,9 @@ class _TellingMistakes:
         line = (frames[-1].line if frames else "") or ""
         if isinstance(error, TookTooLong):
             what = f"the import did not end within {IMPORT_S:g} s"
-            fix = "take loops and waits out of the file's top level"
+            fix = "remove loops and waits from the file's top level"
         elif isinstance(error, SystemExit):
-            what, fix = "the file ends the program", "remove sys.exit(): the file only describes a pipeline"
+            what, fix = "the file calls sys.exit()", "remove sys.exit(): the file must only define a pipeline"
         else:
             what = f"{type(error).__name__}: {error}"
             fix = "correct this line; `python` with the file's name shows the whole traceback"
@@ -166,9 +166,12 @@ class _TellingMistakes:
             missing = error.name.removeprefix(f"{self._code.root}.")
             what = f"there is no module {missing!r}"
             fix = (
-                f"install {missing!r} where tasks run; if it is yours, put it beside the file and include it"
+                f"install {missing!r} where tasks run; if it is your own module, put "
+                "it beside the file and include it"
             )
-        return PipelineError(f"{place}: {what}", why=f"raised while importing, by this line: {line}", fix=fix)
+        return PipelineError(
+            f"{place}: {what}", why=f"raised during the import, by this line: {line}", fix=fix
+        )
 
     def _is_ours(self, filename: str | None) -> bool:
         return filename is not None and Path(filename).is_relative_to(self._code.folder)
@@ -182,7 +185,7 @@ def _syntax_error(error: SyntaxError) -> PipelineError:
     shown = line.lstrip()
     caret = " " * max((error.offset or 1) - 1 - (len(line) - len(shown)), 0) + "^"
     return PipelineError(
-        f"{Path(error.filename or '').name}:{error.lineno}: the file does not parse: {error.msg}",
-        why=f"Python cannot read line {error.lineno}:\n    {shown}\n    {caret}",
+        f"{Path(error.filename or '').name}:{error.lineno}: syntax error: {error.msg}",
+        why=f"Python cannot parse line {error.lineno}:\n    {shown}\n    {caret}",
         fix="correct this line, or the one before it",
     )

@@ -1,8 +1,8 @@
-"""Records of the bus as lines of JSON, and back. Pure: bytes in, Arrow out; a bad line says why.
+"""Converts records of the bus to lines of JSON, and back. Pure: bytes in, Arrow out.
 
-Two forms. `value`: a line is a record's value, the JSON object that the category declares, whatever format it
-has on the bus; of a `bytes` category the line itself. `record`: a line is a whole record, {"key", "ts",
-"value", …}, as `penstock bus tail` prints it; bytes that are no JSON are `value_base64`.
+Two forms. `value`: a line is a record's value, the JSON object that the category declares, for any format on
+the bus; for a `bytes` category the line itself. `record`: a line is a whole record, {"key", "ts", "value",
+…}, as `penstock bus tail` prints it; bytes that are not JSON are in `value_base64`.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class LineRules:
     key_column: str = ""
     ts_column: str = ""
     now_ms: Millis = 0  # the event time of records that name none
-    checked: bool = True  # False: values are taken as they are, also such that nobody can read
+    checked: bool = True  # False: values are not checked, and may be unreadable
 
     def __post_init__(self) -> None:
         names = [name for name, _ in self.spec.columns]
@@ -69,7 +69,7 @@ class LineRules:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BadLine:
-    """A line that is no record, and why."""
+    """A line that is not a valid record, and the reason."""
 
     number: int
     reason: str
@@ -102,7 +102,7 @@ _RECORDS = msgspec.json.Decoder(_Record)
 
 
 def parse_lines(lines: Sequence[tuple[int, bytes]], rules: LineRules) -> ParsedLines:
-    """Lines with their numbers as records; the bad ones apart."""
+    """Parse numbered lines to records; bad lines are returned separately."""
     bad: dict[int, str] = {}
     drafts: dict[int, _Record] = {}
     for number, line in lines:
@@ -117,12 +117,12 @@ def parse_lines(lines: Sequence[tuple[int, bytes]], rules: LineRules) -> ParsedL
                 bad[number] = f"not a record: {error}"
             else:
                 if drafts[number].headers and not rules.spec.headers:
-                    bad[number] = "it has headers, and the category was created without"
+                    bad[number] = "it has headers, but the category was created without headers"
     numbers = sorted(drafts)
     values, unfit = _values([drafts[number] for number in numbers], rules.spec)
     decoded = decode_values(rules.spec.format, values, rules.spec.columns)
     unread = {numbers[index]: unfit.get(index, reason) for index, reason in decoded.bad}
-    # Unless it is checked, a value is kept as it is; only what has no bytes at all cannot be.
+    # An unchecked value is stored as it is, unless it has no bytes at all.
     if rules.checked or rules.spec.format == "typed":
         bad |= unread
     bad |= {numbers[index]: reason for index, reason in unfit.items()}
@@ -188,7 +188,7 @@ def split_by_partition(records: pa.Table, spec: CategorySpec) -> dict[int, pa.Re
 
 
 def target_partitions(keys: pa.Array, unkeyed: Sequence[int], partitions: int) -> pa.Array:
-    """By key, as everywhere; a record without one goes where `unkeyed` says."""
+    """The partition by key; records without a key go to `unkeyed`."""
     by_key = partitions_of(keys, partitions)
     is_null = keys.is_null().to_numpy(zero_copy_only=False)
     rest = np.asarray(unkeyed, dtype=np.int64) % partitions
@@ -203,7 +203,7 @@ def _drafted(line: bytes) -> _Record:
 
 
 def _values(drafts: Sequence[_Record], spec: CategorySpec) -> tuple[pa.Array, dict[int, str]]:
-    """What the bus would keep of each, and what cannot become an Avro record, with its reason."""
+    """The stored value of each record, and the reason for each that cannot be an Avro record."""
     found: list[bytes | None] = [
         bytes(draft.value) if draft.value_base64 is None else draft.value_base64 for draft in drafts
     ]
@@ -222,7 +222,7 @@ def _values(drafts: Sequence[_Record], spec: CategorySpec) -> tuple[pa.Array, di
 
 
 def _value_parts(batch: pa.RecordBatch, spec: CategorySpec) -> Iterator[dict[str, Any]]:
-    """How the value of each record is shown."""
+    """The JSON field with the value of each record."""
     names = [name for name, _ in spec.columns]
     if spec.format == "typed":
         return ({"value": {name: row[name] for name in names}} for row in batch.to_pylist())
@@ -243,7 +243,7 @@ def _in_base64(value: bytes | None) -> dict[str, Any]:
 
 
 def _value_part(value: bytes | None) -> dict[str, Any]:
-    """The bytes as they are, if they are JSON in one line; else in base64, so that nothing is lost."""
+    """The bytes if they are one line of JSON; else base64."""
     try:
         msgspec.json.decode(value or b"")
         is_plain = value is not None and value == value.strip() and _BREAKS.search(value) is None
@@ -253,7 +253,7 @@ def _value_part(value: bytes | None) -> dict[str, Any]:
 
 
 def _header_part(content: bytes | None) -> str | dict[str, str] | None:
-    """Text as it is, other bytes in base64."""
+    """Text unchanged, other bytes in base64."""
     if content is None:
         return None
     try:
@@ -285,7 +285,7 @@ def _stamps(
     rules: LineRules,
     bad: dict[int, str],
 ) -> list[int]:
-    """Event times; what has none, or one that no clock shows, is bad."""
+    """Event times; records without a valid one are bad."""
     named = columns[rules.ts_from].to_pylist() if rules.ts_from else [None] * len(kept)
     found = []
     for number, of_value in zip(kept, named, strict=True):
@@ -296,7 +296,9 @@ def _stamps(
             bad[number] = f"no event time: column {rules.ts_from!r} is missing or null"
         stamp = rules.now_ms if stamp is None else stamp
         if isinstance(stamp, bool) or not isinstance(stamp, int) or not -LOW_MAX < stamp < LOW_MAX:
-            bad[number] = f"{stamp!r} is no event time: it is in milliseconds since 1970, a whole number"
+            bad[number] = (
+                f"{stamp!r} is not an event time: it must be a whole number of milliseconds since 1970"
+            )
             stamp = 0
         found.append(stamp)
     return found
@@ -312,7 +314,7 @@ def _keys(
     if kind == ARROW_TYPES["binary"]:
         raise ConfigError(
             f"column {rules.key_column!r} cannot be the key",
-            why="it holds bytes, and a key is text",
+            why="its type is binary, but a key is text",
             fix="name a column of text or numbers",
         )
     return pc.coalesce(given, columns[rules.key_column].cast(pa.string()))

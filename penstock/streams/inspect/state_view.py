@@ -1,6 +1,6 @@
-"""What jobs keep, for people who look: states and timers, decoded, a page at a time.
+"""Reads the stored states and timers of jobs, decoded, in pages, for operators.
 
-Nothing is owned or locked: a task goes on writing, and what is read of an interval at once is of one version.
+Reads take no locks and no tokens: tasks continue to write, and one read of an interval sees one version.
 """
 
 from __future__ import annotations
@@ -51,22 +51,22 @@ def is_in_blocks(computation: Mapping[str, Any]) -> bool:
 def decode_state(
     computation: Mapping[str, Any], name: str, value: bytes, columns: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """{"state": …}, and with `problem` if it is not what the plan says: then the state is its bytes.
+    """{"state": …}; if it does not match the plan, the state is its bytes, with a `problem`.
 
-    `columns`: of what the job produces, for operators that keep records as they give them.
+    `columns`: of the job's output, for operators that store output records.
     """
     if is_of_ids(name):
         return {"state": {"record_ids": name.removeprefix(PREFIX)}}
     try:
         if is_in_blocks(computation):
             return {"state": _block_summary(name, value)}
-        return {"state": shown(_decoded(computation, value, columns))}
+        return {"state": to_json_value(_decoded(computation, value, columns))}
     except (msgspec.MsgspecError, pa.ArrowException, ValueError, TypeError, LookupError) as error:
-        return {"state": shown(value), "problem": f"it is not what the job's plan says: {error}"}
+        return {"state": to_json_value(value), "problem": f"it does not match the job's plan: {error}"}
 
 
 def decode_block(name: str, value: bytes) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Of each key in a block: what the block has of it. ValueError and the like if it is none."""
+    """The keys of a block with their values. Raises ValueError or similar if it is not a block."""
     if name == INDEX:
         return
     cell, fired, *_ = name.split(":")
@@ -78,17 +78,17 @@ def decode_block(name: str, value: bytes) -> Iterator[tuple[str, dict[str, Any]]
     for row in tables[""].to_pylist():
         key = str(row.pop(KEY))
         found = {"window_cell": int(cell), "fired": fired == "1", **row, **long.get(key, {})}
-        yield key, shown(found)
+        yield key, to_json_value(found)
 
 
-def shown(value: Any) -> Any:
-    """A value as JSON can say it."""
+def to_json_value(value: Any) -> Any:
+    """A value that JSON can represent."""
     if isinstance(value, bytes | bytearray | memoryview):
         return {"hex": bytes(value).hex(), "bytes": len(value)}
     if isinstance(value, Mapping):
-        return {str(key): shown(item) for key, item in value.items()}
+        return {str(key): to_json_value(item) for key, item in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
-        return [shown(item) for item in value]
+        return [to_json_value(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if isinstance(value, msgspec.msgpack.Ext):
@@ -161,8 +161,8 @@ _FITS["float"] = _FITS["double"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KeptJob:
-    """A job as it runs, or ran last: state is told by the config that wrote it."""
+class StatefulJob:
+    """A job with its running or last config, which decodes its state."""
 
     name: str
     birth: str
@@ -170,135 +170,137 @@ class KeptJob:
 
     @property
     def computation(self) -> Mapping[str, Any]:
-        """What its plan says of its state."""
+        """`computation` of its plan, which describes the state."""
         return self.config.computation
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Names of the columns of what it produces: an operator has one stream."""
+        """The column names of its first output: an operator has one stream."""
         return tuple(name for output in self.config.outputs[:1] for name, _ in output.columns)
 
     @property
     def partitions(self) -> int:
-        """How many intervals it has."""
+        """The number of its intervals."""
         return self.config.partitions
 
 
-class Place(NamedTuple):
-    """Behind which row a page begins."""
+class PageStart(NamedTuple):
+    """The row after which a page starts."""
 
     partition: int
     key: str | None = None
     tag: str | None = None
 
     @staticmethod
-    def of(text: str, length: int) -> Place:
-        """From the `next` of an earlier page; ConfigError if it is none."""
+    def of(text: str, length: int) -> PageStart:
+        """Parse the `next` of an earlier page; ConfigError if it is not valid."""
         try:
             kind: Any = tuple[int, str] if length == 2 else tuple[int, str, str]
             partition, *rest = msgspec.json.decode(text, type=kind)
         except (msgspec.MsgspecError, UnicodeError) as error:
             example = '[0,"north"]' if length == 2 else '[0,"north","t"]'
             raise ConfigError(
-                f"{text[:200]!r} is not a place to go on from",
-                why=f"expected is the `next` of an earlier page, such as {example}",
-                fix="give it as it was printed, in quotes, or leave it out to begin at the beginning",
+                f"{text[:200]!r} is not the position of a page",
+                why=f"it must be the `next` of an earlier page, such as {example}",
+                fix="copy it as it was printed, in quotes, or leave it out to read the first page",
             ) from error
-        return Place(max(0, partition), *rest)
+        return PageStart(max(0, partition), *rest)
 
 
 class StateView:
-    """Reads what jobs keep."""
+    """Reads states and timers of jobs."""
 
     def __init__(self, log: Log, rows: RowStore) -> None:
         self._log, self._rows = log, rows
 
-    def get(self, job: KeptJob, key: str) -> dict[str, Any]:
+    def get(self, job: StatefulJob, key: str) -> dict[str, Any]:
         """One key: its state and its timers, or NotFound."""
-        check_keeps(job)
+        check_has_state(job)
         stored = self._stored_key(job, key)
         home = partition_of(stored, job.partitions)
-        # A source that somebody partitioned by rules of their own may have put it elsewhere.
+        # Producers of a source may use another partitioner, so check the other partitions too.
         for partition in sorted(range(job.partitions), key=lambda other: other != home):
-            with self._look(job, partition) as moment:
-                states = _states_of(job, moment, stored)
-                timers = list(_timers_of(moment, stored))
+            with self._snapshot(job, partition) as snapshot:
+                states = _states_of(job, snapshot, stored)
+                timers = list(_timers_of(snapshot, stored))
                 if states or timers:
                     return {
                         "job": job.name,
                         "key": stored,
                         "partition": partition,
-                        "version": moment.row.version,
+                        "version": snapshot.row.version,
                         "states": states,
                         "timers": [timer_json(partition, found) for found in timers],
                     }
         raise NotFound(
-            f"job {job.name!r} keeps nothing for the key {stored[:200]!r}",
-            why="it has neither state nor timers; a state like the default is not stored",
-            fix=f"`penstock state scan {job.name}` lists the keys that have some",
+            f"job {job.name!r} stores nothing for the key {stored[:200]!r}",
+            why="it has neither state nor timers; a state equal to the default is not stored",
+            fix=f"`penstock state scan {job.name}` lists the keys with state",
         )
 
-    def scan(self, job: KeptJob, *, prefix: str = "", after: str = "", limit: int = 100) -> dict[str, Any]:
+    def scan(
+        self, job: StatefulJob, *, prefix: str = "", after: str = "", limit: int = 100
+    ) -> dict[str, Any]:
         """States by interval and key: {states, versions, next}; `next`: the `after` of the next page."""
-        check_keeps(job)
+        check_has_state(job)
 
-        def rows(moment: Look, place: Place) -> Iterator[tuple[Place, dict[str, Any], int]]:
+        def rows(snapshot: Look, place: PageStart) -> Iterator[tuple[PageStart, dict[str, Any], int]]:
             start = prefix if place.key is None else max(prefix, key_after(place.key))
-            for found in _all_states(moment, start):
+            for found in _all_states(snapshot, start):
                 if not found.key.startswith(prefix):
                     return
-                there = Place(place.partition, found.key)
+                there = PageStart(place.partition, found.key)
                 yield there, state_json(job, place.partition, found), len(found.value or b"")
 
-        return self._page(job, "states", rows, Place.of(after, 2) if after else Place(0), limit)
+        return self._page(job, "states", rows, PageStart.of(after, 2) if after else PageStart(0), limit)
 
-    def timers(self, job: KeptJob, *, key: str = "", after: str = "", limit: int = 100) -> dict[str, Any]:
+    def timers(self, job: StatefulJob, *, key: str = "", after: str = "", limit: int = 100) -> dict[str, Any]:
         """Timers by interval, key and tag, of all keys or of one: {timers, versions, next}."""
-        check_keeps(job)
+        check_has_state(job)
         stored = self._stored_key(job, key) if key else None
 
-        def rows(moment: Look, place: Place) -> Iterator[tuple[Place, dict[str, Any], int]]:
+        def rows(snapshot: Look, place: PageStart) -> Iterator[tuple[PageStart, dict[str, Any], int]]:
             start = (stored or "", "")
             if place.key is not None and place.tag is not None:
                 start = max(start, (place.key, key_after(place.tag)))
-            for found in _all_timers(moment, start):
+            for found in _all_timers(snapshot, start):
                 if stored is not None and found.key != stored:
                     return
-                yield Place(place.partition, found.key, found.tag), timer_json(place.partition, found), 0
+                yield PageStart(place.partition, found.key, found.tag), timer_json(place.partition, found), 0
 
-        return self._page(job, "timers", rows, Place.of(after, 3) if after else Place(0), limit)
+        return self._page(job, "timers", rows, PageStart.of(after, 3) if after else PageStart(0), limit)
 
-    def export(self, job: KeptJob, partition: int) -> Iterator[dict[str, Any]]:
+    def export(self, job: StatefulJob, partition: int) -> Iterator[dict[str, Any]]:
         """Every state of one interval at one version; blocks of windows key by key."""
-        check_keeps(job)
+        check_has_state(job)
         if not 0 <= partition < job.partitions:
             raise NotFound(
                 f"job {job.name!r} has no partition {partition}",
                 why=f"it has {job.partitions}, from 0 on",
-                fix="name one of these",
+                fix="use one of these",
             )
-        with self._look(job, partition) as moment:
-            version = moment.row.version
-            for found in _all_states(moment, ""):
+        with self._snapshot(job, partition) as snapshot:
+            version = snapshot.row.version
+            for found in _all_states(snapshot, ""):
                 for line in _exploded(job, partition, found):
                     yield {**line, "version": version}
 
     def _page(
         self,
-        job: KeptJob,
+        job: StatefulJob,
         what: str,
-        rows: Callable[[Look, Place], Iterator[tuple[Place, dict[str, Any], int]]],
-        begin: Place,
+        rows: Callable[[Look, PageStart], Iterator[tuple[PageStart, dict[str, Any], int]]],
+        begin: PageStart,
         limit: int,
     ) -> dict[str, Any]:
         found: list[dict[str, Any]] = []
         versions: dict[str, int] = {}
         size, last = 0, begin
         for partition in range(begin.partition, job.partitions):
-            with self._look(job, partition) as moment:
-                versions[str(partition)] = moment.row.version
-                place = begin if partition == begin.partition else Place(partition)
-                for there, line, weight in rows(moment, place):
+            with self._snapshot(job, partition) as snapshot:
+                versions[str(partition)] = snapshot.row.version
+                place = begin if partition == begin.partition else PageStart(partition)
+                for there, line, weight in rows(snapshot, place):
                     if len(found) == limit or size >= PAGE_BYTES:
                         return _page_json(job, what, found, versions, last)
                     found.append(line)
@@ -306,20 +308,20 @@ class StateView:
         return _page_json(job, what, found, versions, None)
 
     @contextmanager
-    def _look(self, job: KeptJob, partition: int) -> Iterator[Look]:
+    def _snapshot(self, job: StatefulJob, partition: int) -> Iterator[Look]:
         birth = interval_birth(job.birth, job.config.kind, job.config.lineage, partition)
         ref = IntervalRef(job=job.name, job_birth=job.birth, partition=partition, birth=birth)
         try:
-            with self._rows.look(ref) as moment:
-                yield moment
+            with self._rows.look(ref) as snapshot:
+                yield snapshot
         except IntervalMissing as error:
             raise NotFound(
                 f"job {job.name!r} has no rows in partition {partition}",
                 why=f"{error.what}: {error.why}",
-                fix="wait for its plan to create them; `penstock status` shows how far it is",
+                fix="wait until its plan has created them; `penstock status` shows the progress",
             ) from error
 
-    def _stored_key(self, job: KeptJob, key: str) -> str:
+    def _stored_key(self, job: StatefulJob, key: str) -> str:
         keys: Sequence[Any] = job.computation.get("keys") or []
         if job.computation.get("operator") == "join":
             keys = keys[0]
@@ -327,7 +329,7 @@ class StateView:
         names = str(keys[0]).split(", ") if several and keys else [str(name) for name in keys]
         return key_text(job.name, names, self._key_types(job), key)
 
-    def _key_types(self, job: KeptJob) -> dict[str, str]:
+    def _key_types(self, job: StatefulJob) -> dict[str, str]:
         columns = dict(column for output in job.config.outputs for column in output.columns)
         for source in job.config.inputs:
             try:
@@ -337,19 +339,19 @@ class StateView:
         return columns
 
 
-def check_keeps(job: KeptJob) -> None:
-    """ConfigError if it has no state to look at."""
+def check_has_state(job: StatefulJob) -> None:
+    """ConfigError if the job is not stateful."""
     kind = job.config.kind
     if kind != STATEFUL:
         raise ConfigError(
-            f"job {job.name!r} keeps no state",
-            why=f"it is of kind {kind}: only jobs of kind {STATEFUL} keep some per key",
+            f"job {job.name!r} has no state",
+            why=f"its kind is {kind}: only jobs of kind {STATEFUL} have state",
             fix="`penstock job ls` shows the kind of each job",
         )
 
 
 def key_text(job: str, names: Sequence[str], types: Mapping[str, str], given: str) -> str:
-    """The text under which a key is stored; ConfigError if it cannot be a key of these columns. Pure."""
+    """The stored text of a key; ConfigError if it is not a valid key of these columns. Pure."""
     if len(names) <= 1:
         if given == NULL_KEY:
             return given
@@ -360,7 +362,9 @@ def key_text(job: str, names: Sequence[str], types: Mapping[str, str], given: st
     except msgspec.MsgspecError as error:
         raise _bad_key(job, given, f"it is keyed by {', '.join(names)}: {error}", example) from error
     if len(parts) != len(names):
-        raise _bad_key(job, given, f"it is keyed by {', '.join(names)}, given are {len(parts)}", example)
+        raise _bad_key(
+            job, given, f"it is keyed by {', '.join(names)}, but {len(parts)} values were given", example
+        )
     texts = [
         None if part is None else _checked(job, name, types, _text_of(part))
         for name, part in zip(names, parts, strict=True)
@@ -368,17 +372,17 @@ def key_text(job: str, names: Sequence[str], types: Mapping[str, str], given: st
     return json.dumps(texts, ensure_ascii=False, separators=(",", ":"))
 
 
-def state_json(job: KeptJob, partition: int, found: ScannedState) -> dict[str, Any]:
-    """One stored row."""
+def state_json(job: StatefulJob, partition: int, found: ScannedState) -> dict[str, Any]:
+    """One stored state as JSON."""
     line: dict[str, Any] = {"partition": partition, "key": found.key}
     if found.value is None:
         return {**line, "state": None, "bytes": 0, "problem": found.damage}
-    told = decode_state(job.computation, found.key, found.value, job.columns)
-    return {**line, "bytes": len(found.value), **told}
+    decoded = decode_state(job.computation, found.key, found.value, job.columns)
+    return {**line, "bytes": len(found.value), **decoded}
 
 
 def timer_json(partition: int, found: ScannedTimer) -> dict[str, Any]:
-    """One timer; what is damaged says so."""
+    """One timer as JSON; a damaged one has a `problem`."""
     line: dict[str, Any] = {"partition": partition, "key": found.key, "tag": found.tag}
     if found.timer is None:
         return {**line, "problem": found.damage}
@@ -386,31 +390,31 @@ def timer_json(partition: int, found: ScannedTimer) -> dict[str, Any]:
 
 
 def _page_json(
-    job: KeptJob, what: str, found: list[dict[str, Any]], versions: dict[str, int], last: Place | None
+    job: StatefulJob, what: str, found: list[dict[str, Any]], versions: dict[str, int], last: PageStart | None
 ) -> dict[str, Any]:
     behind = None if last is None else [part for part in last if part is not None]
     text = None if behind is None else json.dumps(behind, ensure_ascii=False, separators=(",", ":"))
     return {"job": job.name, what: found, "versions": versions, "next": text}
 
 
-def _states_of(job: KeptJob, moment: Look, key: str) -> list[dict[str, Any]]:
-    """What is kept of a key: one row, or what each block of a window has of it."""
+def _states_of(job: StatefulJob, snapshot: Look, key: str) -> list[dict[str, Any]]:
+    """The state of a key: one row, or its part of each block of a window."""
     if not is_in_blocks(job.computation):
-        found = moment.states(start=key, limit=1)
-        return [_without_place(state_json(job, 0, row)) for row in found if row.key == key]
+        found = snapshot.states(start=key, limit=1)
+        return [_without_position(state_json(job, 0, row)) for row in found if row.key == key]
     return [
-        _without_place(line)
-        for row in _all_states(moment, "")
+        _without_position(line)
+        for row in _all_states(snapshot, "")
         for line in _exploded(job, 0, row)
         if line["key"] == key
     ]
 
 
-def _without_place(line: dict[str, Any]) -> dict[str, Any]:
+def _without_position(line: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in line.items() if name not in ("partition", "key")}
 
 
-def _exploded(job: KeptJob, partition: int, found: ScannedState) -> Iterator[dict[str, Any]]:
+def _exploded(job: StatefulJob, partition: int, found: ScannedState) -> Iterator[dict[str, Any]]:
     if found.value is None or not is_in_blocks(job.computation):
         yield state_json(job, partition, found)
         return
@@ -423,21 +427,21 @@ def _exploded(job: KeptJob, partition: int, found: ScannedState) -> Iterator[dic
         yield {"partition": partition, "key": key, "state": state}
 
 
-def _timers_of(moment: Look, key: str) -> Iterator[ScannedTimer]:
-    for found in _all_timers(moment, (key, "")):
+def _timers_of(snapshot: Look, key: str) -> Iterator[ScannedTimer]:
+    for found in _all_timers(snapshot, (key, "")):
         if found.key != key:
             return
         yield found
 
 
-def _all_states(moment: Look, start: str) -> Iterator[ScannedState]:
-    while page := moment.states(start=start, limit=ROWS_PER_READ):
+def _all_states(snapshot: Look, start: str) -> Iterator[ScannedState]:
+    while page := snapshot.states(start=start, limit=ROWS_PER_READ):
         yield from page
         start = key_after(page[-1].key)
 
 
-def _all_timers(moment: Look, start: tuple[str, str]) -> Iterator[ScannedTimer]:
-    while page := moment.timers(start=start, limit=ROWS_PER_READ):
+def _all_timers(snapshot: Look, start: tuple[str, str]) -> Iterator[ScannedTimer]:
+    while page := snapshot.timers(start=start, limit=ROWS_PER_READ):
         yield from page
         start = (page[-1].key, key_after(page[-1].tag))
 
@@ -456,5 +460,5 @@ def _checked(job: str, name: str, types: Mapping[str, str], given: str) -> str:
 
 def _bad_key(job: str, given: str, why: str, expected: str) -> ConfigError:
     return ConfigError(
-        f"{given[:200]!r} is no key of job {job!r}", why=why, fix=f"give {expected}, in quotes of the shell"
+        f"{given[:200]!r} is not a key of job {job!r}", why=why, fix=f"use {expected}, in shell quotes"
     )

@@ -1,4 +1,4 @@
-"""How far the running topology is: lows of categories, producers and intervals, read from bus and rows."""
+"""Reads the low watermarks of categories, producers and intervals, and finds what holds them back."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from penstock.streams.rows.row_store import IntervalRef, IntervalRow, RowStore
 from penstock.streams.step.step import is_dead
 from penstock.streams.step.watermark import event_time_low, marks_of_event_time
 
-Place = tuple[str, int]  # job, partition
+IntervalId = tuple[str, int]  # job, partition
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InputLow:
-    """How far one input of an interval is: its low at the committed position, and what lies beyond that."""
+    """One input of an interval: its low at the committed offset, and the number of unread records."""
 
     category: str
     low: Millis
@@ -31,7 +31,7 @@ class InputLow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IntervalLow:
-    """One interval of a running job. `outbox`: the oldest production that is not sent, if there is one."""
+    """One interval of a running job. `outbox`: the time of its oldest unsent production."""
 
     job: str
     partition: int
@@ -39,31 +39,31 @@ class IntervalLow:
     output_low: Millis
     inputs: tuple[InputLow, ...]
     outbox: Millis | None = None
-    trouble: str = ""  # why it does not go on: it is stopped, nobody runs it, its task fails
+    trouble: str = ""  # why it makes no progress: it is stopped, not running, or its task fails
 
     @property
     def name(self) -> str:
-        """How people call it."""
+        """Its name for display."""
         return f"{self.job}[{self.partition}]"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProducerLow:
-    """A registered producer: an interval of a running job, or somebody outside.
+    """A registered producer: an interval of a running job, or an external producer.
 
-    `records`: how many came to the partitions that it reads, read or not; 0 of somebody outside.
+    `records`: how many records its input partitions have; 0 for an external producer.
     """
 
     name: str
     low: Millis
-    place: Place | None = None
+    place: IntervalId | None = None
     records: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CategoryLow:
-    """A category's W; of an event-time category the least that readers reached, by partition, and how many
-    records each partition has had.
+    """The low watermark of a category. For an event-time category: the minimum that its readers reached, with
+    lows and numbers of records by partition.
     """
 
     name: str
@@ -78,28 +78,28 @@ class CategoryLow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Topology:
-    """What runs, and how far it is."""
+    """The categories and intervals of running jobs, with their lows."""
 
     categories: Mapping[str, CategoryLow]
-    intervals: Mapping[Place, IntervalLow] = field(default_factory=dict)
+    intervals: Mapping[IntervalId, IntervalLow] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldBack:
-    """The answer: who, why, and the way from the category that was asked for to them."""
+    """What holds a watermark back, why, and the path to it from the requested category."""
 
-    who: str
-    because: str
+    holder: str
+    reason: str
     path: tuple[str, ...]
 
     @property
     def text(self) -> str:
         """One line."""
-        return f"held back by {self.who}, because {self.because}" if self.who else self.because
+        return f"held back by {self.holder}, because {self.reason}" if self.holder else self.reason
 
 
 def find_holder(topology: Topology, category: str) -> HeldBack:
-    """Who holds this category's watermark back."""
+    """Find what holds this category's watermark back."""
     return _category(topology, category, ())
 
 
@@ -121,19 +121,19 @@ def upstream(topology: Topology, category: str) -> tuple[str, ...]:
 def _category(topology: Topology, name: str, path: tuple[str, ...]) -> HeldBack:
     found = topology.categories.get(name)
     if found is None or name in path:
-        why = "it is not on the bus" if found is None else "it waits for itself: the jobs make a circle"
-        return HeldBack(who=f"category {name}", because=why, path=path)
+        why = "it is not on the bus" if found is None else "it depends on itself: the jobs have a cycle"
+        return HeldBack(holder=f"category {name}", reason=why, path=path)
     path = (*path, name)
     if found.low >= LOW_MAX:
-        return HeldBack(who="", because="nobody: all has come", path=path)
+        return HeldBack(holder="", reason="nothing holds it back: the input has ended", path=path)
     if found.kind == "event_time":
         return _event_time(found, path)
     if not found.producers:
-        why = "nobody is registered to write it" if found.kind == "producers" else "no injector has begun"
-        return HeldBack(who=f"category {name}", because=why, path=path)
+        why = "it has no registered producer" if found.kind == "producers" else "no injector has started"
+        return HeldBack(holder=f"category {name}", reason=why, path=path)
     slowest = min(found.producers, key=lambda producer: (producer.low, producer.name))
     if slowest.low > found.low:
-        return HeldBack(who=f"category {name}", because="its next mark is just being made", path=path)
+        return HeldBack(holder=f"category {name}", reason="its next mark is being written", path=path)
     interval = topology.intervals.get(slowest.place) if slowest.place else None
     if interval is None:
         return _outsider(found, slowest, path)
@@ -145,30 +145,32 @@ def _event_time(found: CategoryLow, path: tuple[str, ...]) -> HeldBack:
     low = found.partitions[slowest] if found.partitions else LOW_MIN
     if low <= LOW_MIN:
         return HeldBack(
-            who=f"partition {slowest} of {found.name}", because="nothing was read of it yet", path=path
+            holder=f"partition {slowest} of {found.name}",
+            reason="none of its records was read yet",
+            path=path,
         )
-    idle = "" if found.idle_after_ms else "; without idle_after_ms it waits for ever"
+    idle = "" if found.idle_after_ms else "; without idle_after_ms it waits forever"
     why = f"its newest record is from {moment(low + found.lateness_ms)}{idle}"
-    return HeldBack(who=f"partition {slowest} of {found.name}", because=why, path=path)
+    return HeldBack(holder=f"partition {slowest} of {found.name}", reason=why, path=path)
 
 
 def _outsider(found: CategoryLow, slowest: ProducerLow, path: tuple[str, ...]) -> HeldBack:
-    said = "has not reported yet" if slowest.low <= LOW_MIN else f"said {moment(slowest.low)} last"
+    report = "has not reported yet" if slowest.low <= LOW_MIN else f"last reported {moment(slowest.low)}"
     if found.kind == "injector":
-        return HeldBack(who=f"injector {slowest.name}", because=f"it {said}", path=path)
-    why = f"no job that runs has it; it {said}"
-    return HeldBack(who=f"producer {slowest.name}", because=why, path=path)
+        return HeldBack(holder=f"injector {slowest.name}", reason=f"it {report}", path=path)
+    why = f"it belongs to no running job; it {report}"
+    return HeldBack(holder=f"producer {slowest.name}", reason=why, path=path)
 
 
 def _interval(
     topology: Topology, producer: ProducerLow, interval: IntervalLow, path: tuple[str, ...]
 ) -> HeldBack:
-    def held(because: str) -> HeldBack:
-        return HeldBack(who=interval.name, because=because, path=path)
+    def held(reason: str) -> HeldBack:
+        return HeldBack(holder=interval.name, reason=reason, path=path)
 
     trouble = f"; {interval.trouble}" if interval.trouble else ""
     if interval.output_low > producer.low:
-        return held(f"it is at {moment(interval.output_low)} but has not said so{trouble}")
+        return held(f"it is at {moment(interval.output_low)} but has not reported it{trouble}")
     if interval.output_low < interval.input_low:
         if interval.outbox is not None and interval.outbox <= interval.output_low:
             return held(f"its production of {moment(interval.outbox)} is not sent yet{trouble}")
@@ -180,25 +182,25 @@ def _interval(
     if slowest.waiting and (there is None or there.kind == "event_time" or there.low > slowest.low):
         return held(f"it has {slowest.waiting:,} records of {slowest.category} to read{trouble}")
     if there is not None and there.kind != "event_time" and there.low > slowest.low:
-        return held(f"it has not taken the last mark of {slowest.category} yet{trouble}")
+        return held(f"it has not processed the last mark of {slowest.category} yet{trouble}")
     if there is not None and there.kind == "event_time":
-        # Its own partition is what counts, not the slowest of the category.
-        idle = "" if there.idle_after_ms else "; without idle_after_ms it waits for ever"
+        # Only its own partition counts, not the slowest one of the category.
+        idle = "" if there.idle_after_ms else "; without idle_after_ms it waits forever"
         newest = (
             f"its newest record is from {moment(slowest.low + there.lateness_ms)}{idle}"
             if slowest.low > LOW_MIN
-            else f"nothing has come there yet{idle}"
+            else f"it has no records yet{idle}"
         )
-        who = f"partition {interval.partition} of {slowest.category}"
-        return HeldBack(who=who, because=newest, path=(*path, slowest.category))
+        holder = f"partition {interval.partition} of {slowest.category}"
+        return HeldBack(holder=holder, reason=newest, path=(*path, slowest.category))
     return _category(topology, slowest.category, path)
 
 
 def percentile_low(found: CategoryLow, percent: int) -> Millis:
-    """The low that so many per cent have reached of producers, or of partitions read, each by its records.
+    """The low that `percent` of the producers or partitions have reached, weighted by their records.
 
-    Who has had none, or is somebody outside, counts as one record. It leaves the slowest out, so records
-    behind it may still come on time.
+    Producers without records, and external ones, have weight 1. It ignores the slowest ones, so records
+    before this low may still be on time.
     """
     of_partitions = zip(found.partitions, found.records or [0] * len(found.partitions), strict=True)
     of_producers = ((producer.low, producer.records) for producer in found.producers)
@@ -216,7 +218,7 @@ def percentile_low(found: CategoryLow, percent: int) -> Millis:
 
 
 def moment(low: Millis) -> str:
-    """A low as people read it."""
+    """A low as text."""
     if low <= LOW_MIN:
         return "the beginning"
     if low >= LOW_MAX:
@@ -228,8 +230,8 @@ def moment(low: Millis) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunningJob:
-    """A job that has a running config. `trouble`: by partition, why its task does not go on."""
+class JobToInspect:
+    """A job with its running config. `trouble`: partition -> why its task makes no progress."""
 
     name: str
     birth: str
@@ -239,27 +241,27 @@ class RunningJob:
 
 
 class WatermarkView:
-    """Reads lows. Nothing is locked: lows that change meanwhile only rise."""
+    """Reads lows without locks: lows that change meanwhile only rise."""
 
     def __init__(self, log: Log, rows: RowStore) -> None:
         self._log, self._rows = log, rows
 
     def explain(
-        self, jobs: Sequence[RunningJob], subject: str, now_ms: Millis, percent: int | None = None
+        self, jobs: Sequence[JobToInspect], subject: str, now_ms: Millis, percent: int | None = None
     ) -> dict[str, Any]:
-        """The watermarks of a category, or of what a job or a pipeline writes; without a subject of all that
-        nobody reads. With everything upstream, and who holds each back. `percent`: also the low that so many
-        per cent have reached, by records (`percentile_low`), which is kept and only rises.
+        """The watermarks of a category, or of the outputs of a job or pipeline, with everything upstream and
+        what holds each back. Empty subject: all categories that no job reads. `percent`: also the
+        `percentile_low`, which is stored and only rises.
         """
         streaming = [job for job in jobs if isinstance(job.config, StreamJob)]
-        asked = self._asked(streaming, subject)
-        topology = self._topology(*_needed(streaming, asked))
-        walked = dict.fromkeys(name for start in asked for name in upstream(topology, start))
+        requested = self._requested(streaming, subject)
+        topology = self._topology(*_needed(streaming, requested))
+        walked = dict.fromkeys(name for start in requested for name in upstream(topology, start))
         shown = [topology.categories[name] for name in walked]
         places = {producer.place for found in shown for producer in found.producers}
         return {
             "subject": subject,
-            "held_back": [_answer(topology, name, now_ms) for name in asked],
+            "held_back": [_answer(topology, name, now_ms) for name in requested],
             "categories": [
                 {**_category_json(found, topology, now_ms), **self._percentile(found, percent)}
                 for found in shown
@@ -275,10 +277,10 @@ class WatermarkView:
         if percent is None:
             return {}
         low = percentile_low(found, percent)
-        kept = self._log.raise_percentile(found.name, percent=percent, low=low)
-        return {"percent": percent, "percentile_low": kept}
+        stored = self._log.raise_percentile(found.name, percent=percent, low=low)
+        return {"percent": percent, "percentile_low": stored}
 
-    def _asked(self, jobs: Sequence[RunningJob], subject: str) -> list[str]:
+    def _requested(self, jobs: Sequence[JobToInspect], subject: str) -> list[str]:
         there = self._log.names()
         written = {job.name: _written(job.config) for job in jobs}
         read = {item.category for job in jobs for item in job.config.inputs}
@@ -293,28 +295,26 @@ class WatermarkView:
             return [name for name in dict.fromkeys(found) if name not in read] or list(dict.fromkeys(found))
         running = ", ".join([*written][:20]) or "none"
         raise NotFound(
-            f"nothing that has a watermark is called {subject!r}",
+            f"there is no category, job or pipeline {subject!r}",
             why=f"categories: {', '.join(there[:20]) or 'none'}; jobs: {running}",
-            fix="name a category, a job or a pipeline; without a name all are shown",
+            fix="use one of these names, or the name of a pipeline; without a name all are shown",
         )
 
-    def _topology(self, jobs: Sequence[RunningJob], names: Collection[str]) -> Topology:
+    def _topology(self, jobs: Sequence[JobToInspect], names: Collection[str]) -> Topology:
         categories = {}
         for name in self._log.names():
-            with suppress(NotFound):  # it is just being made
+            with suppress(NotFound):  # it may be removed meanwhile
                 if name in names:
                     categories[name] = self._log.describe(name)
         ends = {name: self._log.end_offsets(name) for name in categories}
-        intervals: dict[Place, IntervalLow] = {}
-        producers: dict[str, tuple[Place, int]] = {}
+        intervals: dict[IntervalId, IntervalLow] = {}
+        producers: dict[str, tuple[IntervalId, int]] = {}
         reached: dict[str, dict[int, Millis]] = {}
         for job in jobs:
             sources = [categories[i.category] for i in job.config.inputs if i.category in categories]
             for partition in range(job.config.partitions):
                 producers |= _producers(job, sources, ends, partition)
-                with suppress(
-                    IntervalMissing, Fenced
-                ):  # its plan is just making it, or somebody takes it over
+                with suppress(IntervalMissing, Fenced):  # it is being created, or another task acquires it
                     found = self._interval(job, sources, ends, partition)
                     intervals[job.name, partition] = found
                     for source in found.inputs:
@@ -328,7 +328,7 @@ class WatermarkView:
 
     def _interval(
         self,
-        job: RunningJob,
+        job: JobToInspect,
         sources: Sequence[Category],
         ends: Mapping[str, Sequence[int]],
         partition: int,
@@ -367,7 +367,7 @@ class WatermarkView:
     def _category(
         self,
         found: Category,
-        producers: Mapping[str, tuple[Place, int]],
+        producers: Mapping[str, tuple[IntervalId, int]],
         reached: Mapping[int, Millis],
         ends: Sequence[int],
     ) -> CategoryLow:
@@ -393,10 +393,12 @@ class WatermarkView:
         )
 
 
-def _needed(jobs: Sequence[RunningJob], asked: Sequence[str]) -> tuple[list[RunningJob], frozenset[str]]:
-    """The jobs and categories that the watermarks of these depend on, and who reads these themselves."""
-    names, found = set(asked), dict[str, RunningJob]()
-    waiting = list(asked)
+def _needed(
+    jobs: Sequence[JobToInspect], requested: Sequence[str]
+) -> tuple[list[JobToInspect], frozenset[str]]:
+    """The jobs and categories that these watermarks depend on, and the readers of these categories."""
+    names, found = set(requested), dict[str, JobToInspect]()
+    waiting = list(requested)
     while waiting:
         name = waiting.pop()
         for job in jobs:
@@ -416,9 +418,9 @@ def _written(config: JobConfig) -> list[str]:
 
 
 def _producers(
-    job: RunningJob, sources: Sequence[Category], ends: Mapping[str, Sequence[int]], partition: int
-) -> dict[str, tuple[Place, int]]:
-    """Who writes for an interval, and how many records came to what each of them reads."""
+    job: JobToInspect, sources: Sequence[Category], ends: Mapping[str, Sequence[int]], partition: int
+) -> dict[str, tuple[IntervalId, int]]:
+    """The producers of an interval, and the number of records in the input partitions of each."""
     kind, lineage = job.config.kind, job.config.lineage
     records: dict[str, int] = {}
     for source in sources:
@@ -438,8 +440,8 @@ def _answer(topology: Topology, name: str, now_ms: Millis) -> dict[str, Any]:
         "category": name,
         "low": low,
         "age_ms": _age(low, now_ms),
-        "who": holder.who,
-        "because": holder.because,
+        "who": holder.holder,
+        "because": holder.reason,
         "path": list(holder.path),
         "text": holder.text,
     }
@@ -467,5 +469,5 @@ def _category_json(found: CategoryLow, topology: Topology, now_ms: Millis) -> di
 
 
 def _age(low: Millis, now_ms: Millis) -> Millis | None:
-    """How far behind the clock it is; None: it has not begun, or has ended."""
+    """How far it is behind the clock; None: it has not started, or has ended."""
     return now_ms - low if LOW_MIN < low < LOW_MAX else None

@@ -1,8 +1,7 @@
-"""Values of groups of records, as partial results that can be merged in any order: lift, merge, finish.
+"""Aggregate functions with partial results that can be merged in any order: lift, merge, finish.
 
-Pure: a record is lifted to the partial result of itself alone, partial results of a group are merged, and the
-value is made at the end. So it matters neither how records were cut into batches, nor in which order they
-came, nor where they were added up.
+Pure: a record is lifted to a partial result, partial results of a group are merged, and the value is computed
+at the end. The value does not depend on batches, on the order of records, or on where they were merged.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ def hashes_of(column: pa.Array) -> npt.NDArray[np.uint64]:
 
 
 def _mixed(bits: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """Splitmix64: every bit of the value moves every bit of the hash."""
+    """Splitmix64: every bit of the value changes every bit of the hash."""
     mixed = bits + _HALF
     mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -62,14 +61,14 @@ def _mixed(bits: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
 
 
 def registers_of(hashes: npt.NDArray[np.uint64]) -> tuple[Ints, Ints]:
-    """The register of each hash, and the rank it would have there."""
+    """The register of each hash, and its rank there."""
     rest = hashes & np.uint64((1 << _RANKS) - 1)
     _, length = np.frexp(rest.astype(np.float64))  # below 2**53: exact
     return (hashes >> np.uint64(_RANKS)).astype(np.int64), (_RANKS - length + 1).astype(np.int64)
 
 
 def distinct(groups: Ints, ranks: Ints, count: int) -> Ints:
-    """How many different values each of `count` groups had. One row per group and register in use."""
+    """The number of distinct values of `count` groups. Input: one row per group and used register."""
     histogram = np.zeros((count, _RANKS + 2), dtype=np.int64)
     np.add.at(histogram, (groups, ranks), 1)
     histogram[:, 0] = _REGISTERS - histogram[:, 1:].sum(axis=1)
@@ -148,11 +147,11 @@ Doubles = npt.NDArray[np.float64]
 
 
 def limbs_of(values: Doubles) -> dict[str, Ints]:
-    """Each value as limbs, by their number as text; and how often it is no finite number."""
+    """Each value as limbs, by limb number as text, and counts of NaN and infinities."""
     finite = np.isfinite(values)
     mantissas, exponents = np.frexp(np.where(finite, values, 0.0))
     whole = np.ldexp(mantissas, 53).astype(np.int64)
-    # What is smaller than a normal double has fewer bits; the rest of `whole` is zeros then.
+    # Subnormal doubles have fewer bits; the rest of `whole` is zeros.
     position = exponents.astype(np.int64) - 53 + _UNIT
     small = position < 0
     whole = np.where(small, whole >> np.where(small, -position, 0), whole)
@@ -200,7 +199,7 @@ def total(limbs: Mapping[str, Ints], count: int) -> Doubles:
 def _rounded(whole: int, unit: int) -> float:
     try:
         return whole / unit
-    except OverflowError:  # beyond the largest double, as the machine itself would say
+    except OverflowError:  # beyond the largest double
         return float("inf") if whole > 0 else float("-inf")
 
 
@@ -210,7 +209,7 @@ _ALL_BUT_SIGN = np.int64(2**63 - 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Value:
+class AggregateValue:
     """One value of a group. `column`: of the records, None for count(*)."""
 
     name: str
@@ -222,7 +221,7 @@ class Value:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Partials:
-    """Partial results of groups (cell, key), a row each; `long`: by value, several rows (bucket, number)."""
+    """Partial results, one row per group (cell, key); `long`: by value, several rows (bucket, number)."""
 
     main: pa.Table
     long: Mapping[str, pa.Table]
@@ -233,16 +232,16 @@ class Partials:
         return np.asarray(self.main.column(CELL).to_numpy(), dtype=np.int64)
 
     def where(self, cells: Iterable[int]) -> Partials:
-        """Those of some cells alone."""
+        """Only the rows of some cells."""
         wanted = pa.array(list(cells), pa.int64())
         return self._filtered(lambda table: pc.is_in(table.column(CELL), value_set=wanted))
 
     def of_keys(self, keys: pa.Array) -> Partials:
-        """Those of some keys alone."""
+        """Only the rows of some keys."""
         return self._filtered(lambda table: pc.is_in(table.column(KEY), value_set=keys))
 
     def in_cell(self, cell: int) -> Partials:
-        """The same, all in one cell."""
+        """The same rows, all in one cell."""
         return Partials(
             main=_with_cell(self.main, cell),
             long={name: _with_cell(table, cell) for name, table in self.long.items()},
@@ -265,11 +264,11 @@ class Partials:
 class Aggregates:
     """The values of an aggregate, in order."""
 
-    def __init__(self, values: Sequence[Value]) -> None:
+    def __init__(self, values: Sequence[AggregateValue]) -> None:
         self._values = tuple(values)
 
     def lift(self, table: pa.Table, cells: Ints) -> Partials:
-        """Each record as the partial result of itself, in its cell. `table` has `_key` and the columns."""
+        """Each record as a partial result in its cell. `table` has `_key` and the columns."""
         main = {CELL: pa.array(cells), KEY: table.column(KEY)}
         long: dict[str, pa.Table] = {}
         for place, value in enumerate(self._values):
@@ -282,7 +281,7 @@ class Aggregates:
         return Partials(main=pa.table(main), long=long)
 
     def type_of(self, column: str) -> pa.DataType:
-        """Of a column of partial results, by its name."""
+        """The type of a column of partial results."""
         place, suffix = column.split(".", 1)
         value = self._values[int(place)]
         if suffix in ("min", "max") and value.function in ("min", "max"):
@@ -323,7 +322,7 @@ class Aggregates:
         return found
 
 
-def _lifted(value: Value, column: pa.Array | None, count: int) -> dict[str, pa.Array]:
+def _lifted(value: AggregateValue, column: pa.Array | None, count: int) -> dict[str, pa.Array]:
     if column is None:
         return {"sum": pa.array(np.ones(count, dtype=np.int64))}
     known = pc.is_valid(column).cast(pa.int64())
@@ -342,8 +341,8 @@ def _lifted(value: Value, column: pa.Array | None, count: int) -> dict[str, pa.A
     return {}
 
 
-def _lifted_long(value: Value, column: pa.Array, main: Mapping[str, pa.Array]) -> pa.Table:
-    """A row for each record, its number null if the value is: nulls count for nothing."""
+def _lifted_long(value: AggregateValue, column: pa.Array, main: Mapping[str, pa.Array]) -> pa.Table:
+    """One row per record; the number is null if the value is null, so that nulls are not counted."""
     if value.function == "approx_count_distinct":
         there = np.flatnonzero(np.asarray(column.is_valid()))
         buckets, numbers = np.zeros((2, len(column)), dtype=np.int64)
@@ -362,7 +361,7 @@ def _lifted_long(value: Value, column: pa.Array, main: Mapping[str, pa.Array]) -
     )
 
 
-def _finished(value: Value, mine: Mapping[str, pa.Array], count: int) -> pa.Array:
+def _finished(value: AggregateValue, mine: Mapping[str, pa.Array], count: int) -> pa.Array:
     if value.function == "count":
         return mine["sum"]
     if value.function in ("min", "max"):
@@ -380,7 +379,7 @@ def _finished(value: Value, mine: Mapping[str, pa.Array], count: int) -> pa.Arra
 
 
 def _finished_long(
-    value: Value, mine: Mapping[str, pa.Array], rows: tuple[Ints, Ints, Ints], count: int
+    value: AggregateValue, mine: Mapping[str, pa.Array], rows: tuple[Ints, Ints, Ints], count: int
 ) -> pa.Array:
     groups, buckets, numbers = rows
     there = numbers > 0
@@ -399,7 +398,7 @@ def _finished_long(
 
 
 def _group_numbers(merged: Partials, name: str) -> tuple[Ints, Ints, Ints]:
-    """Which row of `main` each long row belongs to, its bucket and its number."""
+    """For each long row: its row in `main`, its bucket and its number."""
     numbered = merged.main.select([CELL, KEY]).append_column(
         "_place", pa.array(np.arange(merged.main.num_rows, dtype=np.int64))
     )
@@ -409,11 +408,11 @@ def _group_numbers(merged: Partials, name: str) -> tuple[Ints, Ints, Ints]:
 
 
 def _grouped(tables: Sequence[pa.Table], by: Sequence[str], how: str = "") -> pa.Table:
-    """Rows with the same `by` as one; what to do with a column its name says, or `how`."""
+    """Merge rows with the same `by`; the suffix of a column's name, or `how`, is the function."""
     table = pa.concat_tables(tables, promote_options="default") if len(tables) > 1 else tables[0]
     if not table.num_rows:
         return table
-    # One number per group is grouped much faster than texts.
+    # Grouping by one number is much faster than by texts.
     keys = _whole(table.column(KEY)).dictionary_encode()
     cells, cell = np.unique(table.column(CELL).to_numpy(), return_inverse=True)
     codes = keys.indices.to_numpy(zero_copy_only=False).astype(np.int64)
@@ -434,7 +433,7 @@ def _grouped(tables: Sequence[pa.Table], by: Sequence[str], how: str = "") -> pa
 
 
 def in_order(column: pa.Array) -> pa.Array:
-    """Values for `min` and `max`: doubles as whole numbers in Spark's order, NaN above all."""
+    """Values for `min` and `max`: doubles as integers in Spark's order, NaN is the largest."""
     if pa.types.is_integer(column.type):
         return column.cast(pa.int64())
     if not pa.types.is_floating(column.type):

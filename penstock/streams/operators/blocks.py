@@ -1,9 +1,8 @@
-"""Partial results as state rows: a block per cell of time and step, merged as they become many.
+"""Partial results as state rows: one block per time cell and step, merged when there are many.
 
-Pure. A step adds to a window without reading what the window has: it writes what it has itself, for all keys
-in one row, and the blocks of a window are merged when its result is due. A row of the store called `#index`
-says which blocks there are. Blocks of one size are merged when there are eight, so that a window that is open
-for a day has a handful of them.
+Pure. A step adds to a window without reading the window's state: it writes its own partial results of all
+keys as one row, and the blocks of a window are merged when its result is due. The row `#index` lists the
+blocks. Eight blocks of one level are merged into one, so that a window that is open for a day has only a few.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from penstock.streams.step.keyed_work import StepInput
 
 
 def decode_rows(states: Mapping[str, bytes], schema: pa.Schema, *, job: str, operator: str) -> pa.Table:
-    """All rows kept under these keys, key by key; the schema's first column is the key.
+    """The stored rows of these keys, key by key; the schema's first column is the key.
 
     StateMismatch: another plan wrote them.
     """
@@ -45,7 +44,7 @@ def decode_rows(states: Mapping[str, bytes], schema: pa.Schema, *, job: str, ope
 
 def _mismatch(key: str, job: str, operator: str, why: str) -> StateMismatch:
     return StateMismatch(
-        f"the state of key {key!r} of job {job!r} does not fit its {operator}",
+        f"the state of key {key!r} of job {job!r} does not match its {operator}",
         why=why,
         fix="reset the job's state: another plan wrote it",
     )
@@ -57,7 +56,7 @@ Read = Callable[[Iterable[str]], Mapping[str, bytes]]
 
 
 class Block(NamedTuple):
-    """One row. `fired`: 1 if results of it were given already, 0 if not."""
+    """The name of a row. `fired`: 1 if its results were emitted already, 0 if not."""
 
     cell: int
     fired: int
@@ -70,7 +69,7 @@ class Block(NamedTuple):
 
 
 class Blocks:
-    """The blocks of an interval: those of the snapshot, and what this step makes of them."""
+    """The blocks of an interval: those of the snapshot, and the changes of this step."""
 
     def __init__(self, aggregates: Aggregates, given: StepInput) -> None:
         self._aggregates, self._read = aggregates, given.read
@@ -79,22 +78,22 @@ class Blocks:
         self._stored = set(self._decoded_index(self._before))
         self._gone: list[Block] = []
         self._fresh: dict[int, list[Partials]] = {0: [], 1: []}
-        # Keys in all blocks; one that is in several counts in each.
+        # Number of keys in all blocks; a key in several blocks is counted several times.
         self.keys = self._counted(self._stored) if given.keys is None else given.keys
         self.made: list[str] = []
 
     def cells(self, fired: int) -> set[int]:
-        """Cells that have something."""
+        """Cells with partial results."""
         known = {block.cell for block in self._stored if block.fired == fired}
         return known.union(*(np.unique(part.cells).tolist() for part in self._fresh[fired]))
 
     def add(self, partials: Partials, fired: int = 0) -> None:
-        """Something new; merged when it is needed."""
+        """Add partial results; they are merged later."""
         if partials.main.num_rows:
             self._fresh[fired].append(partials)
 
     def take(self, cells: Iterable[int], *fired: int) -> list[Partials]:
-        """All that some cells have, which is then no longer there."""
+        """Remove and return all partial results of some cells."""
         wanted, kinds = set(cells), fired or (0, 1)
         blocks = sorted(block for block in self._stored if block.cell in wanted and block.fired in kinds)
         found = self._load(blocks)
@@ -111,7 +110,7 @@ class Blocks:
         return found
 
     def drop(self, cells: Iterable[int]) -> None:
-        """Forget all that some cells have."""
+        """Remove all partial results of some cells."""
         wanted = set(cells)
         blocks = {block for block in self._stored if block.cell in wanted}
         self.keys -= self._counted(blocks)
@@ -121,18 +120,18 @@ class Blocks:
             left = [part.where(set(np.unique(part.cells).tolist()) - wanted) for part in parts]
             self._fresh[kind] = [part for part in left if part.main.num_rows]
 
-    def look(self, cells: Iterable[int]) -> list[Partials]:
-        """As `take`, and it stays. Requires: nothing of these cells is new in this step, or it was taken."""
+    def read(self, cells: Iterable[int]) -> list[Partials]:
+        """Like `take`, without removing. Requires: these cells have no new results of this step."""
         wanted = set(cells)
         return self._load(sorted(block for block in self._stored if block.cell in wanted))
 
     def is_one_block(self, cell: int) -> bool:
-        """True if what a cell has is one stored row: there is nothing to merge."""
+        """True if a cell is one stored row, so that nothing needs to be merged."""
         fresh = any((part.cells == cell).any() for parts in self._fresh.values() for part in parts)
         return not fresh and sum(block.cell == cell for block in self._stored) == 1
 
     def changes(self) -> dict[str, bytes | None]:
-        """What to write."""
+        """The rows to write and delete."""
         written: dict[str, bytes | None] = {}
         for fired, parts in self._fresh.items():
             if parts:
@@ -144,9 +143,9 @@ class Blocks:
         return written
 
     def _written(self, fired: int, merged: Partials) -> dict[str, bytes]:
-        """A block for each cell, together with the older ones that it makes too many."""
+        """One block for each cell, merged with older blocks of the cell if there are too many."""
         cells = np.unique(merged.cells).tolist()
-        absorbed = {cell: self._absorbed(cell, fired) for cell in cells}
+        absorbed = {cell: self._blocks_to_merge(cell, fired) for cell in cells}
         older = [block for _, blocks in absorbed.values() for block in blocks]
         if older:
             loaded = self._load(older)
@@ -164,7 +163,7 @@ class Blocks:
         self.made += made
         return made
 
-    def _absorbed(self, cell: int, fired: int) -> tuple[int, list[Block]]:
+    def _blocks_to_merge(self, cell: int, fired: int) -> tuple[int, list[Block]]:
         mine = [block for block in self._stored if (block.cell, block.fired) == (cell, fired)]
         level, found = 0, []
         while len(same := [block for block in mine if block.level == level]) >= FAN - 1:
@@ -178,11 +177,11 @@ class Blocks:
         rows = self._read([block.name for block in blocks])
         missing = [block.name for block in blocks if block.name not in rows]
         if missing:
-            raise self._damaged(f"its index names blocks that are not there: {missing[:3]}")
+            raise self._damaged(f"blocks of its index are missing: {missing[:3]}")
         return [_decoded(rows[block.name], block.cell) for block in blocks]
 
     def _counted(self, blocks: Iterable[Block]) -> int:
-        # One by one: together they may be more than fits.
+        # One by one: all together may not fit into memory.
         return sum(part.main.num_rows for block in sorted(blocks) for part in self._load([block]))
 
     def _decoded_index(self, row: bytes | None) -> list[Block]:
@@ -228,6 +227,6 @@ def ipc_of(table: pa.Table) -> bytes:
 
 
 def table_of(data: bytes) -> pa.Table:
-    """The table behind `ipc_of`."""
+    """The table from the bytes of `ipc_of`."""
     with pa.ipc.open_stream(data) as reader:
         return reader.read_all()

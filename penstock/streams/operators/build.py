@@ -1,4 +1,4 @@
-"""Which logic a job's plan asks for. Pure."""
+"""Builds the step logic for a job's plan. Pure."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def operator_of(plan: Mapping[str, Any], columns: Sequence[tuple[str, str]]) -> 
     raise ConfigError(
         f"{plan['operator']!r} cannot be run",
         why="this version has no such operator",
-        fix="do it in a Computation, with state and timers",
+        fix="use a Computation with state and timers",
     )
 
 
@@ -55,9 +55,9 @@ def logic_of(
     make: Callable[[str], Computation | VectorComputation],
     filters: Callable[[], IdFilters],
 ) -> StepLogic:
-    """What the steps of a stateful task run; `make`: a computation by the name of its class.
+    """The step logic of a stateful task; `make` creates a computation by class name.
 
-    If the plan says that records have ids of their own, those whose id came before are left out.
+    If the plan has record ids, records with an id that was seen before are dropped.
     """
     computation = task.plan["computation"]
     logic, ids = _logic(task, partition, make), computation.get("ids")
@@ -82,7 +82,7 @@ def _logic(
     late = task.plan.get("late")
     if isinstance(found, VectorComputation):
         return VectorLogic(found, late=late)
-    # Without a place for dead letters a record that raises stops it.
+    # Without a dead-letter stream an exception stops the task.
     dead = next((output.stream for output in task.outputs if is_dead(output.stream)), None)
     return KeyedLogic(
         found,

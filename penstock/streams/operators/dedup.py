@@ -1,9 +1,9 @@
-"""The first record of each key within a stretch of event time; the others are dropped.
+"""Keeps the first record of each key within a span of event time, and drops the others.
 
-Pure. First is who has the earliest event time, and of two with the same time the one whose columns come first
-as bytes: which one it is depends neither on the order of arrival nor on how the log was cut. So a record is
-given when the low watermark has passed its time, and nothing earlier can come any more. What a key has given
-is remembered until the low watermark says that everything that repeats it is late.
+Pure. The first record is the one with the earliest event time; for equal times the order of its columns as
+bytes decides, so that the result does not depend on the order of arrival or on cuts of the log. A record is
+emitted when the low watermark has passed its time, because no earlier one can come. The end of a key's span
+is stored until the low watermark passes it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from penstock.core.errors import StateMismatch
 from penstock.streams.bus.log import ARROW_TYPES, LOW_MIN
-from penstock.streams.operators.windowed import STREAM, Lateness, kept_result, times_of
+from penstock.streams.operators.windowed import STREAM, Lateness, keyed_result, times_of
 from penstock.streams.rows.row_store import TimerRow
 from penstock.streams.step.keyed_work import StepInput, StepResult
 from penstock.streams.step.watermark import Ints
@@ -28,9 +28,7 @@ _TAG = "dedup"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DedupSpec:
-    """A dedup's plan as values: for `within_ms` from the record that is given, or up to the end of its
-    window.
-    """
+    """A dedup's plan as values: a span of `within_ms` after the emitted record, or its window."""
 
     columns: tuple[tuple[str, str], ...]
     within_ms: int = 0
@@ -47,14 +45,14 @@ class DedupSpec:
         )
 
     def until(self, stamps: Ints) -> Ints:
-        """The time from which on a record is no repetition of one given at these times."""
+        """The end of the spans of records that are emitted at these times."""
         if self.size_ms:
             return stamps - stamps % self.size_ms + self.size_ms
         return stamps + self.within_ms
 
 
 class Dedup:
-    """The step logic: a state row per key, with what it gave last and what waits for the low watermark."""
+    """The step logic: a state row per key, with the end of its span and the waiting records."""
 
     def __init__(self, spec: DedupSpec) -> None:
         self._spec = spec
@@ -70,7 +68,7 @@ class Dedup:
     def outputs(self) -> Mapping[str, Mapping[str, str]]:
         return {STREAM: dict(self._spec.columns)}
 
-    def wanted(self, table: pa.Table) -> Iterable[str]:
+    def needed_states(self, table: pa.Table) -> Iterable[str]:
         found: list[str] = table.column("_key").unique().to_pylist()
         return found
 
@@ -80,11 +78,11 @@ class Dedup:
         fresh = given.table.filter(pa.array(~flags.late & ~flags.behind))
         if fresh.num_rows:
             held = pa.concat_tables([held, fresh.select(self._schema.names).cast(self._schema)])
-        # A record on time is decided by the low alone, so the whole range at once gives the same results.
+        # For records on time only the low matters, so the whole range can be processed at once.
         made, waiting, untils = self._parted(held.combine_chunks(), untils, given.low_after)
-        keys = {*self.wanted(given.table), *(timer.key for timer in given.timers)}
+        keys = {*self.needed_states(given.table), *(timer.key for timer in given.timers)}
         states, timers = self._encoded(waiting, untils, keys, given.low_after)
-        return kept_result(
+        return keyed_result(
             given,
             states,
             timers,
@@ -96,7 +94,7 @@ class Dedup:
     def _parted(
         self, rows: pa.Table, untils: Mapping[str, int], low: int
     ) -> tuple[pa.Table, pa.Table, dict[str, int]]:
-        """What is given now, what waits, and until when each key repeats itself."""
+        """The records to emit, those that wait, and the end of each key's span."""
         encoded = rows.column("_key").combine_chunks().dictionary_encode()
         names = encoded.dictionary.to_pylist()
         codes = np.asarray(encoded.indices.to_numpy(), dtype=np.int64)
@@ -114,7 +112,7 @@ class Dedup:
             given[firsts], alive[firsts] = True, False
             until[codes[firsts]] = self._spec.until(stamps[firsts])
         waits = ~decided & (stamps >= until[codes])
-        # Of those with one time only the first can ever be given.
+        # Of records with the same time only the first can be emitted.
         waits[1:] &= (codes[1:] != codes[:-1]) | (stamps[1:] != stamps[:-1])
         made = rows.take(pa.array(order[given])).sort_by([("_ts", "ascending"), ("_key", "ascending")])
         made = made.append_column("_late", pa.array(np.zeros(made.num_rows, dtype=np.bool_)))
@@ -122,7 +120,7 @@ class Dedup:
         return made, rows.take(pa.array(order[waits])), found
 
     def _ties(self, rows: pa.Table, codes: Ints) -> Ints:
-        """Ranks by content of those rows that share key and time with another; 0 for all others."""
+        """Ranks by content of rows with the same key and time; 0 for all other rows."""
         ranks, stamps = np.zeros(rows.num_rows, dtype=np.int64), times_of(rows)
         order = np.lexsort((stamps, codes))
         same = (np.diff(codes[order]) == 0) & (np.diff(stamps[order]) == 0)
@@ -131,8 +129,8 @@ class Dedup:
             encode = msgspec.msgpack.Encoder().encode
             own = rows.select([name for name, _ in self._spec.columns]).take(pa.array(tied))
             contents = [encode(values) for values in _values(own)]
-            place = {content: number for number, content in enumerate(sorted(set(contents)))}
-            ranks[tied] = [place[content] for content in contents]
+            rank_of = {content: number for number, content in enumerate(sorted(set(contents)))}
+            ranks[tied] = [rank_of[content] for content in contents]
         return ranks
 
     def _decoded(self, states: Mapping[str, bytes], job: str) -> tuple[dict[str, int], pa.Table]:
@@ -158,7 +156,7 @@ class Dedup:
     def _encoded(
         self, waiting: pa.Table, untils: Mapping[str, int], keys: Iterable[str], low: int
     ) -> tuple[dict[str, bytes | None], tuple[TimerRow, ...]]:
-        """State and timer of each key; None for one that nothing can repeat and of which nothing waits."""
+        """State and timer of each key; None if its span has ended and no record waits."""
         held: dict[str, list[Any]] = {}
         for key, *values in _values(waiting):
             held.setdefault(key, []).append(values)
@@ -167,9 +165,9 @@ class Dedup:
         for key in states:
             until, rows = untils.get(key, LOW_MIN), held.get(key, [])
             if until <= low:
-                until = LOW_MIN  # nothing on time can repeat it any more
+                until = LOW_MIN  # the span has ended
             if rows:
-                at = rows[0][0] + 1  # they come in the order of their times
+                at = rows[0][0] + 1  # in the order of event times
                 timers.append(TimerRow(key=key, tag=_TAG, at_ms=at, hold_ms=at - 1))
             elif until > LOW_MIN:
                 timers.append(TimerRow(key=key, tag=_TAG, at_ms=until, hold_ms=until - 1))
@@ -185,7 +183,7 @@ def _values(rows: pa.Table) -> Iterable[tuple[Any, ...]]:
 
 def _mismatch(key: str, job: str, why: str) -> StateMismatch:
     return StateMismatch(
-        f"the state of key {key!r} of job {job!r} does not fit its dedup",
+        f"the state of key {key!r} of job {job!r} does not match its dedup",
         why=why,
         fix="reset the job's state: another plan wrote it",
     )

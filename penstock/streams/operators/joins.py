@@ -1,9 +1,9 @@
-"""Pairs of records of two streams with equal keys, near each other in time or in one window.
+"""Joins records of two streams with equal keys that are near in time or in the same window.
 
-Pure. A record waits in its key's state row until the low watermark says that nothing on time can match it any
-more. A pair is given when the second of the two comes, stamped like the later one; what found no partner, if
-it is wanted, when its wait is over. A key with NULL in it is equal to no key: its record waits for nobody.
-Which pairs there are depends on the log and its marks alone.
+Pure. A record waits in its key's state row until the low watermark shows that no record on time can match it.
+A pair is emitted when its second record comes, with the later timestamp; a record without a match, in outer
+joins, when its wait has ended. A key that contains NULL never matches, so its record does not wait. The pairs
+depend only on the log and its marks.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ from penstock.core.clock import Millis
 from penstock.streams.bus.log import ARROW_TYPES
 from penstock.streams.keys import has_null_part
 from penstock.streams.operators.blocks import decode_rows
-from penstock.streams.operators.windowed import STREAM, Lateness, Stretch, kept_result, times_of
+from penstock.streams.operators.windowed import STREAM, Lateness, Stretch, keyed_result, times_of
 from penstock.streams.rows.row_store import TimerRow
 from penstock.streams.step.keyed_work import StepInput, StepResult
 from penstock.streams.step.watermark import Ints
 
 LEFT, RIGHT = 0, 1
-SIDE = "side"  # the column that tells which side a row is of
+SIDE = "side"  # the column with the side of a row
 _MATCHED, _TAG = "_matched", "join"
 
 
 def side_column(side: int, place: int) -> str:
-    """What a column of a side is called between the stages and the join."""
+    """The name of a column of one side, between the stages and the join."""
     return f"{'lr'[side]}{place}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JoinSpec:
-    """A join's plan as values. `size_ms` 0: by distance; otherwise by window, a new one every `slide_ms`."""
+    """A join's plan as values. `size_ms` 0: by distance in time; else by window with this size and slide."""
 
     how: str
     keys: tuple[tuple[str, ...], tuple[str, ...]]
@@ -66,7 +66,7 @@ class JoinSpec:
         )
 
     def out_columns(self) -> list[tuple[str, str, str, str | None]]:
-        """Of each result column: name, type, where it comes from, and where if there is no left record."""
+        """For each result column: name, type, source column, and the source if there is no left record."""
         once = dict(zip(self.keys[RIGHT], self.keys[LEFT], strict=True))
         places = {name: side_column(RIGHT, place) for place, (name, _) in enumerate(self.columns[RIGHT])}
         found: list[tuple[str, str, str, str | None]] = []
@@ -79,20 +79,20 @@ class JoinSpec:
         return found
 
     def bounds(self, stamps: Ints) -> tuple[Ints, Ints]:
-        """Between which times a right record must lie, for each left one."""
+        """For each left record the minimum and maximum time of a right one."""
         if not self.size_ms:
             return stamps - self.before_ms, stamps + self.after_ms
         cells = stamps - stamps % self.slide_ms
         return cells - self.size_ms + self.slide_ms, cells + self.size_ms - 1
 
     def waits_until(self, stamps: Ints, sides: Ints) -> Ints:
-        """The low from which on nothing on time can match: also when a lack of a partner is told."""
+        """The low at which no record on time can match any more, and an unmatched one is emitted."""
         if self.size_ms:
             return stamps - stamps % self.slide_ms + self.size_ms
         return stamps + np.where(sides == LEFT, self.after_ms, self.before_ms) + 1
 
     def times(self, left: Ints, right: Ints) -> Ints:
-        """How often each pair is given: once for each window that has both."""
+        """How often each pair is emitted: once for each window that contains both."""
         if not self.size_ms:
             return np.ones(len(left), dtype=np.int64)
         apart = np.abs((left - left % self.slide_ms) - (right - right % self.slide_ms))
@@ -100,9 +100,7 @@ class JoinSpec:
 
 
 class StreamJoin:
-    """The step logic of joins. Rows have `side` and the columns of both sides, null where they are not its
-    own.
-    """
+    """The step logic of joins. Rows have `side` and all columns; those of the other side are null."""
 
     def __init__(self, spec: JoinSpec) -> None:
         self._spec, self._out = spec, spec.out_columns()
@@ -125,7 +123,7 @@ class StreamJoin:
     def outputs(self) -> Mapping[str, Mapping[str, str]]:
         return {STREAM: {name: kind for name, kind, _, _ in self._out}}
 
-    def wanted(self, table: pa.Table) -> Iterable[str]:
+    def needed_states(self, table: pa.Table) -> Iterable[str]:
         found: list[str] = table.column("_key").unique().to_pylist()
         return found
 
@@ -141,10 +139,10 @@ class StreamJoin:
             held, pairs = self._paired(held, fresh)
             held, alone = self._expired(held, stretch.low_after)
             made += [table for table in (unequal, pairs, alone) if table.num_rows]
-        keys = {*self.wanted(given.table), *(timer.key for timer in given.timers)}
+        keys = {*self.needed_states(given.table), *(timer.key for timer in given.timers)}
         states, timers = self._encoded(held, keys)
         counters = flags.counters(len(given.timers), dropped)
-        return kept_result(given, states, timers, made, counters=counters, tag=_TAG)
+        return keyed_result(given, states, timers, made, counters=counters, tag=_TAG)
 
     def _fresh(self, stretch: Stretch) -> pa.Table:
         rows = stretch.rows
@@ -158,15 +156,15 @@ class StreamJoin:
         return chosen.append_column(_MATCHED, blank).select(self._schema.names).cast(self._schema)
 
     def _without_null_keys(self, fresh: pa.Table) -> tuple[pa.Table, pa.Table]:
-        """Those that may find a partner, and what is told of the others, at once."""
+        """The rows that can match, and the results of those that cannot."""
         keys = fresh.column("_key").combine_chunks()
         nulls = has_null_part(keys, len(self._spec.keys[LEFT]))
         if not nulls.any():
             return fresh, self._results(fresh, _NONE, _NONE, _NONE)
-        return fresh.filter(pa.array(~nulls)), self._told_alone(fresh, nulls)
+        return fresh.filter(pa.array(~nulls)), self._unmatched_results(fresh, nulls)
 
     def _paired(self, held: pa.Table, fresh: pa.Table) -> tuple[pa.Table, pa.Table]:
-        """All rows that wait now, and the pairs in which one is fresh."""
+        """All waiting rows, and the pairs with at least one new row."""
         rows = pa.concat_tables([held, fresh]).combine_chunks()
         sides, stamps = _ints(rows, SIDE), times_of(rows)
         is_fresh = np.arange(rows.num_rows) >= held.num_rows
@@ -186,21 +184,21 @@ class StreamJoin:
         return rows, self._results(rows, one, other, later)
 
     def _expired(self, rows: pa.Table, low: Millis) -> tuple[pa.Table, pa.Table]:
-        """Rows that still wait, and what is told of those that found nobody."""
+        """The rows that still wait, and the results of unmatched rows whose wait has ended."""
         sides = _ints(rows, SIDE)
         until = self._spec.waits_until(times_of(rows), sides)
-        over = until <= low
-        if not over.any():
+        ended = until <= low
+        if not ended.any():
             return rows, self._results(rows, _NONE, _NONE, _NONE)
         matched = np.asarray(rows.column(_MATCHED).to_numpy(), dtype=np.bool_)
-        return rows.filter(pa.array(~over)), self._told_alone(rows, over & ~matched)
+        return rows.filter(pa.array(~ended)), self._unmatched_results(rows, ended & ~matched)
 
-    def _told_alone(self, rows: pa.Table, chosen: npt.NDArray[np.bool_]) -> pa.Table:
-        """What is told of these rows, which have no partner, if their side is told at all."""
+    def _unmatched_results(self, rows: pa.Table, chosen: npt.NDArray[np.bool_]) -> pa.Table:
+        """Results of rows without a match, for the sides that the kind of join includes."""
         sides = _ints(rows, SIDE)
         until = self._spec.waits_until(times_of(rows), sides)
-        told = {"inner": (), "left": (LEFT,), "outer": (LEFT, RIGHT)}[self._spec.how]
-        alone = np.flatnonzero(chosen & np.isin(sides, told))
+        sides_included = {"inner": (), "left": (LEFT,), "outer": (LEFT, RIGHT)}[self._spec.how]
+        alone = np.flatnonzero(chosen & np.isin(sides, sides_included))
         keys = rows.column("_key").take(pa.array(alone)).to_pylist()
         order = sorted(range(len(alone)), key=lambda n: (until[alone[n]], keys[n], n))
         alone = alone[np.array(order, dtype=np.int64)]
@@ -210,7 +208,7 @@ class StreamJoin:
         )
 
     def _results(self, rows: pa.Table, left: Ints, right: Ints, stamps: Ints) -> pa.Table:
-        """Result rows; -1 stands for no record on that side."""
+        """Result rows; -1 means no record on that side."""
         ours, theirs = (pa.array(np.maximum(side, 0), mask=side < 0) for side in (left, right))
         has_left = pa.array(left >= 0)
         either = pa.array(np.where(left >= 0, left, right))
@@ -229,7 +227,7 @@ class StreamJoin:
     def _encoded(
         self, rows: pa.Table, keys: Iterable[str]
     ) -> tuple[dict[str, bytes | None], tuple[TimerRow, ...]]:
-        """State and timer of each key; None for one of which nothing waits."""
+        """State and timer of each key; None if no record waits."""
         waiting: dict[str, list[Any]] = {}
         ends: dict[str, int] = {}
         until = self._spec.waits_until(times_of(rows), _ints(rows, SIDE)).tolist()
@@ -250,9 +248,9 @@ _NONE = np.empty(0, dtype=np.int64)
 def _matches(
     left: Ints, lows: Ints, highs: Ints, right: Ints, stamps: Ints
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Places of all pairs with the same code and the right one's time within the left one's bounds.
+    """Indices of all pairs with the same code and the right time within the left bounds.
 
-    In the order of the left rows, then of the right ones' times.
+    Ordered by left row, then by the time of the right row.
     """
     if not len(left) or not len(right):
         return _NONE, _NONE

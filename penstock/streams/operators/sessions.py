@@ -1,7 +1,7 @@
-"""Aggregates per key and session: a window that ends when its key is silent for the length of the gap.
+"""Aggregates per key and session: a window that ends when its key has no records for the length of the gap.
 
-Pure. A record alone is a session from its time to that plus the gap; sessions that overlap are one. What a
-key has open is one state row, with a timer at the first of their ends.
+Pure. A record is a session from its time to its time plus the gap; overlapping sessions are merged. The open
+sessions of a key are one state row, with a timer at their first end.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from penstock.streams.rows.row_store import TimerRow
 from penstock.streams.step.keyed_work import StepInput, StepResult
 from penstock.streams.step.watermark import Ints
 
-_END = "end.max"  # merged by max
+_END = "end.max"  # merged with max
 
 
 class KeyRow(msgspec.Struct, array_like=True):
-    """What a key has: sessions as rows under these names, and the long rows of some values."""
+    """The sessions of a key: rows with these column names, and the long rows of some values."""
 
     names: list[str]
     rows: list[list[Any]]
@@ -44,20 +44,20 @@ class KeyRow(msgspec.Struct, array_like=True):
 
     @property
     def end_min(self) -> int:
-        """The first of their ends."""
+        """The earliest end of the sessions."""
         place = self.names.index(_END)
         return int(min(values[place] for values in self.rows))
 
 
 def lifted_sessions(aggregates: Aggregates, rows: pa.Table, gap: int) -> Partials:
-    """Each record as a session of its own; not merged."""
+    """Each record as a separate session, not merged."""
     stamps = times_of(rows)
     lifted = aggregates.lift(rows, stamps)
     return Partials(main=lifted.main.append_column(_END, pa.array(stamps + gap)), long=lifted.long)
 
 
 def joined(aggregates: Aggregates, tables: Sequence[Partials]) -> list[Partials]:
-    """The same tables, sessions of a key that overlap as one: also those of two tables."""
+    """The tables with overlapping sessions of a key merged, also across tables."""
     starts, ends = (
         np.concatenate(found) for found in zip(*((t.cells, ends_of(t)) for t in tables), strict=True)
     )
@@ -70,20 +70,20 @@ def joined(aggregates: Aggregates, tables: Sequence[Partials]) -> list[Partials]
     for table in tables:
         mine = slice(at, at + table.main.num_rows)
         made.append(
-            aggregates.merge([_placed(table, first[mine], last[mine])]) if table.main.num_rows else table
+            aggregates.merge([_with_bounds(table, first[mine], last[mine])]) if table.main.num_rows else table
         )
         at += table.main.num_rows
     return made
 
 
 def _bounds(keys: Ints, starts: Ints, ends: Ints) -> tuple[Ints, Ints]:
-    """Start and end of the session that each row is a part of."""
+    """The start and end of the merged session of each row."""
     count = len(keys)
     if not count:
         return starts, ends
     order = np.lexsort((starts, keys))
     start, key, end = starts[order], keys[order], ends[order]
-    # The greatest end so far of the same key: ranks instead of times, so that keys do not mix.
+    # The running maximum of ends per key; ranks instead of times, so that keys do not mix.
     times, rank = np.unique(end, return_inverse=True)
     reached = np.maximum.accumulate(key * count + rank.reshape(-1))
     before = times[reached[:-1] % count]
@@ -96,7 +96,7 @@ def _bounds(keys: Ints, starts: Ints, ends: Ints) -> tuple[Ints, Ints]:
     return first, last
 
 
-def _placed(table: Partials, first: Ints, last: Ints) -> Partials:
+def _with_bounds(table: Partials, first: Ints, last: Ints) -> Partials:
     main = table.main
     renamed = pa.table({CELL: main.column(CELL), KEY: main.column(KEY), "_to": first})
     main = main.set_column(main.column_names.index(CELL), CELL, pa.array(first))
@@ -115,7 +115,7 @@ def _moved(table: pa.Table, renamed: pa.Table) -> pa.Table:
 
 
 def parted(sessions: Partials, chosen: Any) -> tuple[Partials, Partials]:
-    """Those chosen, and the others."""
+    """The chosen sessions, and the others."""
     halves = []
     for mask in (chosen, ~chosen):
         main = sessions.main.filter(pa.array(mask))
@@ -129,7 +129,7 @@ def parted(sessions: Partials, chosen: Any) -> tuple[Partials, Partials]:
 
 
 def decoded(rows: Mapping[str, KeyRow], aggregates: Aggregates, job: str) -> Partials | None:
-    """The sessions of all these keys; None if there are none. StateMismatch: another plan wrote them."""
+    """The sessions of these keys; None if there are none. StateMismatch: another plan wrote them."""
     names: dict[str, None] = {}
     found: list[dict[str, Any]] = []
     long: dict[str, list[list[Any]]] = {}
@@ -150,7 +150,7 @@ def decoded(rows: Mapping[str, KeyRow], aggregates: Aggregates, job: str) -> Par
 
 
 def _type_of(aggregates: Aggregates, name: str) -> pa.DataType:
-    # Never from the values: as long as all of them are null they say nothing.
+    # Not inferred from the values, because all of them may be null.
     if name == KEY:
         return pa.string()
     return pa.int64() if name in (CELL, _END) else aggregates.type_of(name)
@@ -165,7 +165,7 @@ def _long_table(lines: Sequence[Sequence[Any]]) -> pa.Table:
 
 
 def encoded(held: Partials | None) -> dict[str, KeyRow]:
-    """The sessions of each key that has some."""
+    """The sessions of each key that has any."""
     if held is None:
         return {}
     main = held.main.sort_by([(KEY, "ascending"), (CELL, "ascending")])
@@ -204,7 +204,7 @@ class SessionAggregate:
     def outputs(self) -> Mapping[str, Mapping[str, str]]:
         return {STREAM: dict(self._spec.columns)}
 
-    def wanted(self, table: pa.Table) -> Iterable[str]:
+    def needed_states(self, table: pa.Table) -> Iterable[str]:
         found: list[str] = table.column(KEY).unique().to_pylist()
         return found
 
@@ -223,7 +223,7 @@ class SessionAggregate:
             held, result = self._fire(whole, stretch.low_after)
             if result is not None:
                 made.append(result)
-        keys = {*self.wanted(given.table), *(timer.key for timer in given.timers)}
+        keys = {*self.needed_states(given.table), *(timer.key for timer in given.timers)}
         found = encoded(held)
         states = {key: msgspec.msgpack.encode(found[key]) if key in found else None for key in keys}
         timers = tuple(
@@ -244,7 +244,7 @@ class SessionAggregate:
         )
 
     def _lifted(self, stretch: Stretch) -> tuple[Partials | None, int]:
-        """Records as sessions of their own, and how many are in none, because they are late."""
+        """Records as sessions, and the number of late records that are dropped."""
         stamps = times_of(stretch.rows)
         flagged = np.asarray(stretch.rows.column("_late").to_numpy(), dtype=np.bool_)
         chosen = ~flagged & (~stretch.late | (stamps + self._gap > stretch.low))
@@ -273,28 +273,28 @@ def _rows_of(states: Mapping[str, bytes], job: str) -> dict[str, KeyRow]:
 
 @dataclass(slots=True, kw_only=True)
 class _Held:
-    """All sessions of some keys: what is new in them, and what was given."""
+    """All sessions of some keys. `new`: not emitted yet; `given`: emitted, may be updated."""
 
     new: Partials | None
     given: Partials | None
 
 
 class SessionFirings:
-    """The step logic of sessions with early results or late updates: from cut to cut."""
+    """The step logic of sessions with early results or late updates; processes each cut separately."""
 
     def __init__(self, spec: WindowSpec) -> None:
         self._spec, self._aggregates, self._gap = spec, Aggregates(spec.values), spec.spans.size_ms
         self._early = spec.firing.early_ms
         self._updates = spec.firing.late == "update"
         self._accumulates = spec.firing.mode == "accumulating"
-        self._patience = spec.firing.lateness_ms if self._updates else 0
-        self._kept_ms = self._patience + self._gap if self._updates else 0  # behind a session's end
+        self._lateness_ms = spec.firing.lateness_ms if self._updates else 0
+        self._retention_ms = self._lateness_ms + self._gap if self._updates else 0  # after a session's end
 
     @property
     def outputs(self) -> Mapping[str, Mapping[str, str]]:
         return {STREAM: dict(self._spec.columns)}
 
-    def wanted(self, table: pa.Table) -> Iterable[str]:
+    def needed_states(self, table: pa.Table) -> Iterable[str]:
         found: list[str] = table.column(KEY).unique().to_pylist()
         return found
 
@@ -311,7 +311,7 @@ class SessionFirings:
             results = self._fire(held, stretch.low, stretch.low_after)
             fired += sum(table.num_rows for table in results)
             made += results
-        keys = {*self.wanted(given.table), *(timer.key for timer in given.timers)}
+        keys = {*self.needed_states(given.table), *(timer.key for timer in given.timers)}
         states, timers = self._encoded(held, keys, given.low_after)
         done = step_result(
             {key: row for key, row in states.items() if given.states.get(key) != row},
@@ -327,21 +327,23 @@ class SessionFirings:
         )
 
     def _beyond(self, stretch: Stretch) -> Flags:
-        """Records that count nowhere, because they are too late."""
-        over = times_of(stretch.rows) + self._gap + self._patience <= stretch.reached
+        """Records that are dropped because they are too late."""
+        expired = times_of(stretch.rows) + self._gap + self._lateness_ms <= stretch.reached
         if not self._updates:
-            # One behind the low by somebody's mistake counts where it alone is open.
-            over |= np.asarray(stretch.rows.column("_late").to_numpy(), dtype=np.bool_)
-        return np.asarray(stretch.late & over, dtype=np.bool_)
+            # A record behind the low without the late flag counts if its own session is still open.
+            expired |= np.asarray(stretch.rows.column("_late").to_numpy(), dtype=np.bool_)
+        return np.asarray(stretch.late & expired, dtype=np.bool_)
 
     def _add(self, held: _Held, stretch: Stretch, beyond: Flags) -> None:
-        """Records that open or prolong sessions, whoever comes first."""
+        """Add records that open or extend sessions."""
         chosen = ~stretch.late if self._updates else ~beyond
         if chosen.any():
             rows = stretch.rows.filter(pa.array(chosen))
-            self._take_in(held, self._aggregates.merge([lifted_sessions(self._aggregates, rows, self._gap)]))
+            self._merge_new(
+                held, self._aggregates.merge([lifted_sessions(self._aggregates, rows, self._gap)])
+            )
 
-    def _take_in(self, held: _Held, fresh: Partials) -> None:
+    def _merge_new(self, held: _Held, fresh: Partials) -> None:
         held.new = self._together(held.new, fresh)
         self._join(held)
 
@@ -353,16 +355,14 @@ class SessionFirings:
             held.new, held.given = joined(self._aggregates, [held.new, held.given])
 
     def _add_late(self, held: _Held, stretch: Stretch, beyond: Flags) -> list[pa.Table]:
-        """Late records in their order, one of each key at a time: what an earlier one made of its session
-        decides about the next.
-        """
+        """Add late records in order, one per key at a time, because each may change the key's sessions."""
         chosen = stretch.late & ~beyond
         if not self._updates or not chosen.any():
             return []
         rows = stretch.rows.filter(pa.array(chosen))
         made = [
             table
-            for chosen in _turns(rows.column(KEY))
+            for chosen in _one_per_key(rows.column(KEY))
             for table in self._one_each(held, rows.take(pa.array(chosen)), chosen, stretch.low)
         ]
         if not made:
@@ -374,12 +374,12 @@ class SessionFirings:
         is_open = self._ends_with(held, fresh) > low
         is_update = ~is_open
         if is_open.any():
-            self._take_in(held, self._aggregates.merge([fresh.rows(np.flatnonzero(is_open))]))
+            self._merge_new(held, self._aggregates.merge([fresh.rows(np.flatnonzero(is_open))]))
         if not is_update.any():
             return
         chosen = np.flatnonzero(is_update)
         late = self._aggregates.merge([fresh.rows(chosen)])
-        if held.given is not None:  # it may reach further, and two sessions may become one
+        if held.given is not None:  # it may extend a session or merge two sessions
             late, held.given = joined(self._aggregates, [late, held.given])
         else:
             (late,) = joined(self._aggregates, [late])
@@ -391,7 +391,7 @@ class SessionFirings:
         yield shown.append_column("_place", pa.array(order, pa.int64()))
 
     def _ends_with(self, held: _Held, fresh: Partials) -> Ints:
-        """The end of the session that each record would belong to. Requires: each key once."""
+        """The end of the session that would contain each record. Requires: each key once."""
         tables = [fresh, *(table for table in (held.new, held.given) if table is not None)]
         whole = joined(self._aggregates, tables)[0]
         found = dict(zip(whole.main.column(KEY).to_pylist(), ends_of(whole).tolist(), strict=True))
@@ -408,17 +408,17 @@ class SessionFirings:
             held.given = self._together(held.given, fresh)
         result = fresh
         if self._accumulates and held.given is not None:
-            # On time a session is told again as a whole, also if nothing is new in it.
-            over = held.given.main.filter(pa.array(_passed(held.given, low, low_after)))
-            wanted = [table.select([CELL, KEY]) for table in (over, *([fresh.main] if fresh else []))]
+            # At its end a session is emitted as a whole, even if nothing is new.
+            ended = held.given.main.filter(pa.array(_passed(held.given, low, low_after)))
+            wanted = [table.select([CELL, KEY]) for table in (ended, *([fresh.main] if fresh else []))]
             result = _same_sessions(held.given, pa.concat_tables(wanted))
         if result is not None and result.main.num_rows:
             ends = ends_of(result)
             stamps = np.where(ends <= low_after, ends, self._passed_by(result.cells, low_after)) - 1
             made.append(window_rows(self._spec, result, self._aggregates, ends=ends, stamps=stamps))
         if held.given is not None:
-            kept = parted(held.given, ends_of(held.given) + self._kept_ms > low_after)[0]
-            held.given = kept if kept.main.num_rows else None
+            remaining = parted(held.given, ends_of(held.given) + self._retention_ms > low_after)[0]
+            held.given = remaining if remaining.main.num_rows else None
         return made
 
     def _due(self, new: Partials, low: Millis, low_after: Millis) -> Flags:
@@ -428,7 +428,7 @@ class SessionFirings:
         return over | (self._passed_by(new.cells, low_after) > np.maximum(low, new.cells))
 
     def _passed_by(self, starts: Ints, low: Millis) -> Ints:
-        """The last time of an early result up to this low; at or before the start if there is none."""
+        """The time of the last early result up to this low; at or before the start if there is none."""
         step = self._early or 1
         return starts + (np.maximum(low, starts) - starts) // step * step
 
@@ -449,7 +449,7 @@ class SessionFirings:
             if sessions is None:
                 continue
             ends, starts = ends_of(sessions), sessions.cells
-            at = np.where(ends > low, ends, ends + self._kept_ms)
+            at = np.where(ends > low, ends, ends + self._retention_ms)
             if is_new and self._early is not None:
                 at = np.minimum(at, self._passed_by(starts, low) + self._early)
             for key, time in zip(sessions.main.column(KEY).to_pylist(), at.tolist(), strict=True):
@@ -459,13 +459,13 @@ class SessionFirings:
 
 
 def _passed(sessions: Partials, low: Millis, low_after: Millis) -> Flags:
-    """Whose end the low passes now."""
+    """Sessions whose end the low passes now."""
     ends = ends_of(sessions)
     return np.asarray((low < ends) & (ends <= low_after), dtype=np.bool_)
 
 
 def _same_sessions(whole: Partials, groups: pa.Table) -> Partials:
-    """Those sessions of `whole` that are named, by start and key."""
+    """The sessions of `whole` with these starts and keys."""
     tables = {"": whole.main, **whole.long}
     found = {
         name: rows.join(groups, keys=[CELL, KEY], join_type="left semi", use_threads=False)
@@ -474,8 +474,8 @@ def _same_sessions(whole: Partials, groups: pa.Table) -> Partials:
     return Partials(main=found.pop(""), long=found)
 
 
-def _turns(keys: pa.ChunkedArray) -> Sequence[Ints]:
-    """Places such that no key comes twice in a turn, and each key's come in order."""
+def _one_per_key(keys: pa.ChunkedArray) -> Sequence[Ints]:
+    """Rounds of indices in which no key occurs twice; the indices of a key stay in order."""
     codes = np.asarray(keys.combine_chunks().dictionary_encode().indices.to_numpy(), dtype=np.int64)
     order = np.argsort(codes, kind="stable")
     firsts = np.flatnonzero(np.diff(codes[order], prepend=-1))

@@ -1,9 +1,8 @@
-"""The first few results of each window, in the order of one of their values.
+"""The first `count` results of each window, ordered by one of their values.
 
-Pure. A key is a window, with the columns for which each has a list of its own. Its state row is the list so
-far, which is all that a later result can change; it is given when the low watermark passes the window's end.
-NULL is below every value. Of results with the same value the one whose columns, one after the other, are
-smaller comes first, so that neither the order of arrival nor a cut shows.
+Pure. A key is a window with the values of the `per` columns. Its state row is the current list; the list is
+emitted when the low watermark passes the window's end. NULL is the smallest value. Results with equal values
+are ordered by their columns, so that the list does not depend on the order of arrival or on cuts of the log.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from penstock.streams.bus.log import ARROW_TYPES
 from penstock.streams.dsl.windows import RANK, WINDOW_END
 from penstock.streams.operators.aggregates import in_order
 from penstock.streams.operators.blocks import decode_rows
-from penstock.streams.operators.windowed import STREAM, Lateness, kept_result
+from penstock.streams.operators.windowed import STREAM, Lateness, keyed_result
 from penstock.streams.rows.row_store import TimerRow
 from penstock.streams.step.keyed_work import StepInput, StepResult
 from penstock.streams.step.watermark import Ints
@@ -31,7 +30,7 @@ _TAG = "top"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopSpec:
-    """A plan as values. `columns`: of the results, without their rank."""
+    """The plan of a top as values. `columns`: of the results, without the rank."""
 
     count: int
     by: str
@@ -62,7 +61,7 @@ class TopOfWindow:
     def outputs(self) -> Mapping[str, Mapping[str, str]]:
         return {STREAM: {**dict(self._spec.columns), RANK: "int"}}
 
-    def wanted(self, table: pa.Table) -> Iterable[str]:
+    def needed_states(self, table: pa.Table) -> Iterable[str]:
         found: list[str] = table.column("_key").unique().to_pylist()
         return found
 
@@ -70,17 +69,17 @@ class TopOfWindow:
         flags = Lateness.of(given)
         rows, dropped = decode_rows(given.states, self._schema, job=given.job, operator="top"), 0
         if given.table.num_rows:
-            # A result on time is of a window that no earlier cut of this step closes.
+            # The window of a result on time is not closed by an earlier cut of this step.
             chosen = ~flags.late & (_ends(given.table) > flags.lows)
             fresh = given.table.filter(pa.array(chosen)).select(self._schema.names)
             dropped = given.table.num_rows - fresh.num_rows
             rows = pa.concat_tables([rows, fresh.cast(self._schema)])
         rows, ranks = self._first(rows.combine_chunks())
-        over = _ends(rows) <= given.low_after
-        made = _results(rows.filter(pa.array(over)), ranks[over])
-        keys = {*self.wanted(given.table), *(timer.key for timer in given.timers)}
-        states, timers = _encoded(rows.filter(pa.array(~over)), keys)
-        return kept_result(
+        ended = _ends(rows) <= given.low_after
+        made = _results(rows.filter(pa.array(ended)), ranks[ended])
+        keys = {*self.needed_states(given.table), *(timer.key for timer in given.timers)}
+        states, timers = _encoded(rows.filter(pa.array(~ended)), keys)
+        return keyed_result(
             given,
             states,
             timers,
@@ -90,7 +89,7 @@ class TopOfWindow:
         )
 
     def _first(self, rows: pa.Table) -> tuple[pa.Table, Ints]:
-        """The first of each key, in order, with their ranks."""
+        """The first rows of each key, in order, with their ranks."""
         if not rows.num_rows:
             return rows, np.empty(0, dtype=np.int64)
         keys, value = _codes(rows.column("_key")), _codes(rows.column(self._spec.by))
@@ -98,12 +97,12 @@ class TopOfWindow:
         order = np.lexsort((*ties, value if self._spec.lowest else -value, keys))
         firsts = np.flatnonzero(np.diff(keys[order], prepend=-1))
         places = np.arange(len(order)) - np.repeat(firsts, np.diff(np.append(firsts, len(order))))
-        kept = places < self._spec.count
-        return rows.take(pa.array(order[kept])), places[kept] + 1
+        chosen = places < self._spec.count
+        return rows.take(pa.array(order[chosen])), places[chosen] + 1
 
 
 def _results(rows: pa.Table, ranks: Ints) -> pa.Table:
-    """Each list when its window ends, by key."""
+    """The lists of ended windows, ordered by window end and key."""
     made = rows.append_column(RANK, pa.array(ranks, pa.int32()))
     made = made.append_column("_ts", pa.array(_ends(rows) - 1))
     made = made.append_column("_late", pa.array(np.zeros(len(ranks), dtype=np.bool_)))
@@ -111,7 +110,7 @@ def _results(rows: pa.Table, ranks: Ints) -> pa.Table:
 
 
 def _encoded(rows: pa.Table, keys: Iterable[str]) -> tuple[dict[str, bytes | None], tuple[TimerRow, ...]]:
-    """State and timer of each key; None for a window that is over."""
+    """State and timer of each key; None if its window has ended."""
     held: dict[str, list[Any]] = {}
     ends: dict[str, int] = {}
     columns = [column.to_pylist() for column in rows.columns]
@@ -130,7 +129,7 @@ def _ends(rows: pa.Table) -> Ints:
 
 
 def _codes(column: pa.ChunkedArray) -> Ints:
-    """Numbers in the order of the values; NULL below all of them."""
+    """Ranks of the values; NULL is the smallest."""
     whole = column.combine_chunks()
     if pa.types.is_list(whole.type):
         encode = msgspec.msgpack.Encoder().encode

@@ -1,7 +1,7 @@
-"""Aggregates per key and window of event time, tumbling and sliding: state, results, when they are given.
+"""Aggregates per key and window of event time, tumbling and sliding.
 
-Pure. A window's result is given when the low watermark passes its end, stamped one millisecond before it.
-Records flagged late are dropped and counted; results depend on the log and its marks alone.
+Pure. A window's result is emitted when the low watermark passes its end, with a timestamp one millisecond
+before the end. Late records are dropped and counted; results depend only on the log and its marks.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from penstock.core.clock import Millis
 from penstock.streams.bus.log import ARROW_TYPES, LOW_COLUMN, LOW_MAX, LOW_MIN
 from penstock.streams.dsl.windows import PARTIAL, WINDOW_END, WINDOW_START, Firing, Spans
 from penstock.streams.keys import key_parts, key_values
-from penstock.streams.operators.aggregates import CELL, KEY, Aggregates, Partials, Value
+from penstock.streams.operators.aggregates import CELL, KEY, Aggregates, AggregateValue, Partials
 from penstock.streams.operators.blocks import INDEX, Blocks
 from penstock.streams.rows.row_store import TimerRow
 from penstock.streams.step.keyed_work import StepInput, StepResult
@@ -28,7 +28,7 @@ from penstock.streams.step.watermark import Cut, Ints
 
 
 def key_columns_of(keys: pa.Array, columns: Sequence[tuple[str, str]]) -> dict[str, pa.Array]:
-    """Each column of the key: name and type as declared."""
+    """The columns of the key, with the declared names and types."""
     if len(columns) == 1:
         (name, kind) = columns[0]
         keys = key_values(keys)
@@ -53,7 +53,7 @@ class WindowSpec:
     keys: tuple[str, ...]
     spans: Spans
     firing: Firing
-    values: tuple[Value, ...]
+    values: tuple[AggregateValue, ...]
     columns: tuple[tuple[str, str], ...]
 
     @property
@@ -75,7 +75,7 @@ class WindowSpec:
             ),
             firing=Firing(**plan["firing"]),
             values=tuple(
-                Value(
+                AggregateValue(
                     name=value["name"],
                     function=value["function"],
                     column=value["column"],
@@ -90,20 +90,19 @@ class WindowSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stretch:
-    """Records between two cuts: the low while they are read, and the low after them."""
+    """Records between two cuts, the low while they are read, and the low after them."""
 
     rows: pa.Table
-    late: Flags  # or on time by the flag and yet behind the low
+    late: Flags  # also records behind the low without the late flag
     low: Millis
     low_after: Millis
-    reached: Ints  # of each record: the low that decides whether it is beyond the lateness
+    reached: Ints  # per record: the low that decides whether it is beyond the lateness
 
 
 class WindowedAggregate:
     """The step logic of tumbling and sliding windows with one result each.
 
-    A cell is as long as the step between windows, so that a record is added once however many windows it is
-    in.
+    A cell is as long as the slide, so that a record is added once, independent of its number of windows.
     """
 
     def __init__(self, spec: WindowSpec) -> None:
@@ -115,7 +114,7 @@ class WindowedAggregate:
     def outputs(self) -> Mapping[str, Mapping[str, str]]:
         return {STREAM: dict(self._spec.columns)}
 
-    def wanted(self, table: pa.Table) -> Iterable[str]:
+    def needed_states(self, table: pa.Table) -> Iterable[str]:
         return (INDEX,)
 
     def run(self, given: StepInput) -> StepResult:
@@ -123,8 +122,8 @@ class WindowedAggregate:
         flags = Lateness.of(given)
         made: list[pa.Table] = []
         fired = dropped = 0
-        # A record that is on time is in no window that an earlier cut of this step closes: the whole range
-        # at once gives the same results. One behind the low by somebody's mistake is not so.
+        # A record on time is in no window that an earlier cut of this step closes, so the whole range can be
+        # processed at once; not so if records are behind the low.
         for stretch in flags.stretches(given, apart=bool(flags.behind.any())):
             dropped += self._add(blocks, stretch)
             result, windows = self._fire(blocks, stretch.low, stretch.low_after)
@@ -134,7 +133,7 @@ class WindowedAggregate:
         return blocks_result(blocks, made, flags.counters(fired, dropped))
 
     def _add(self, blocks: Blocks, stretch: Stretch) -> int:
-        """Records into their windows; how many are in none, because they are late."""
+        """Add records to their windows; returns the number of late records that are in none."""
         stamps = times_of(stretch.rows)
         cells = stamps - stamps % self._slide
         is_open = ~stretch.late | (cells + self._size > stretch.low)
@@ -158,10 +157,10 @@ class WindowedAggregate:
         closed = {cell for cell in cells if cell + self._size <= low_after}
         found = blocks.take(closed)
         single = {cell for cell in cells - closed if blocks.is_one_block(cell)}
-        found += blocks.look(single)
-        kept = blocks.take(cells - closed - single)
-        if kept:
-            merged = self._aggregates.merge(kept)
+        found += blocks.read(single)
+        remaining = blocks.take(cells - closed - single)
+        if remaining:
+            merged = self._aggregates.merge(remaining)
             blocks.add(merged)
             found.append(merged)
         if self._slide != self._size:
@@ -178,12 +177,12 @@ class WindowedAggregate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lateness:
-    """For each record of a step: the low when it is read, and what follows from it."""
+    """For each record of a step: the low when it is read, and whether it is late."""
 
     lows: Ints
     late: Flags
-    behind: Flags  # on time by their flag, and yet behind the low
-    reached: Ints  # the low at its source of a record that is late there, never below `lows`; else `lows`
+    behind: Flags  # behind the low without the late flag
+    reached: Ints  # for records that are late at the source the low there, at least `lows`; else `lows`
 
     @staticmethod
     def of(given: StepInput) -> Lateness:
@@ -192,9 +191,9 @@ class Lateness:
         at = lows[np.searchsorted(positions, np.arange(given.table.num_rows), side="right")]
         late = np.asarray(given.table.column("_late").to_numpy(), dtype=np.bool_)
         name, reached = LOW_COLUMN[0], at
-        said = given.table.column(name) if name in given.table.column_names else None
-        if said is not None and said.null_count < len(said):
-            source = np.asarray(said.fill_null(LOW_MIN).to_numpy(), dtype=np.int64)
+        source_lows = given.table.column(name) if name in given.table.column_names else None
+        if source_lows is not None and source_lows.null_count < len(source_lows):
+            source = np.asarray(source_lows.fill_null(LOW_MIN).to_numpy(), dtype=np.int64)
             reached = np.where(late, np.maximum(at, source), at)
         behind = ~late & (times_of(given.table) < at)
         return Lateness(lows=at, late=late, behind=behind, reached=reached)
@@ -217,7 +216,7 @@ class Lateness:
             done, low = cut.position, cut.low
 
     def counters(self, fired: int, dropped: int) -> dict[str, int]:
-        """As every step counts. `dropped`: late records that count in no result."""
+        """The counters of a step. `dropped`: late records that are in no result."""
         return {
             "records": len(self.late),
             "late": int(np.count_nonzero(self.late)),
@@ -236,9 +235,9 @@ def window_rows(
     stamps: Ints | None = None,
     late: bool = False,
 ) -> pa.Table:
-    """Results of windows, a row per key: by end, then by key. Cells of `merged` are the windows' starts.
+    """Results of windows, one row per key, ordered by end and key. Cells of `merged` are window starts.
 
-    `stamps`: of each row; otherwise one millisecond before the end.
+    `stamps`: the timestamp of each row; default: one millisecond before the end.
     """
     columns = aggregates.finish(merged)
     starts = merged.cells
@@ -261,19 +260,19 @@ def window_rows(
 def step_result(
     states: Mapping[str, bytes | None], made: Sequence[pa.Table], counters: Mapping[str, int]
 ) -> StepResult:
-    """What a step over tables gives back."""
+    """The step result for produced tables."""
     produced = {STREAM: pa.concat_tables(made)} if made else {}
     count = sum(table.num_rows for table in made)
     return StepResult(states=states, produced=produced, counters={**counters, "productions": count})
 
 
 def blocks_result(blocks: Blocks, made: Sequence[pa.Table], counters: Mapping[str, int]) -> StepResult:
-    """The same of an operator whose rows are blocks of many keys."""
+    """The step result of an operator whose rows are blocks of many keys."""
     result = step_result(blocks.changes(), made, counters)
     return replace(result, made=blocks.made, keys=blocks.keys)
 
 
-def kept_result(
+def keyed_result(
     given: StepInput,
     states: Mapping[str, bytes | None],
     timers: tuple[TimerRow, ...],
@@ -282,7 +281,7 @@ def kept_result(
     counters: Mapping[str, int],
     tag: str,
 ) -> StepResult:
-    """The same of an operator with a state and one timer per key; None: of that key nothing is kept."""
+    """The step result of an operator with a state and one timer per key; None: no state."""
     changed = {key: row for key, row in states.items() if given.states.get(key) != row}
     return replace(
         step_result(changed, made, counters),
@@ -300,7 +299,7 @@ _NEW, _GIVEN = 0, 1
 
 
 class FiringAggregate:
-    """The step logic of windows with early results or late updates: from cut to cut."""
+    """The step logic of windows with early results or late updates; processes each cut separately."""
 
     def __init__(self, spec: WindowSpec) -> None:
         self._spec, self._aggregates = spec, Aggregates(spec.values)
@@ -308,13 +307,13 @@ class FiringAggregate:
         self._slide = spec.spans.slide_ms or spec.spans.size_ms
         self._firing = spec.firing
         self._accumulates = spec.firing.mode == "accumulating"
-        self._patience = spec.firing.lateness_ms if spec.firing.late == "update" else 0
+        self._lateness_ms = spec.firing.lateness_ms if spec.firing.late == "update" else 0
 
     @property
     def outputs(self) -> Mapping[str, Mapping[str, str]]:
         return {STREAM: dict(self._spec.columns)}
 
-    def wanted(self, table: pa.Table) -> Iterable[str]:
+    def needed_states(self, table: pa.Table) -> Iterable[str]:
         return (INDEX,)
 
     def run(self, given: StepInput) -> StepResult:
@@ -332,8 +331,8 @@ class FiringAggregate:
         return blocks_result(blocks, made, flags.counters(fired, dropped))
 
     def _add(self, blocks: Blocks, stretch: Stretch) -> tuple[list[pa.Table], int]:
-        """Records into their windows; an update for each that comes after the result, and how many are in no
-        window, because they are late.
+        """Add records to their windows. Returns the updates of windows that have fired, and the number of
+        late records that are in no window.
         """
         rows, late, reached = stretch.rows, stretch.late, stretch.reached
         if self._firing.late == "drop":
@@ -341,8 +340,8 @@ class FiringAggregate:
             rows, late, reached = rows.filter(pa.array(~flagged)), late[~flagged], reached[~flagged]
         places, cells = self._expanded(times_of(rows))
         ends = cells + self._size
-        # What is too late is too late by the low at its source: whatever has been heard of that low here.
-        counts = ~late[places] | (ends + self._patience > reached[places])
+        # The low at the source decides what is too late, so that it does not depend on when this step runs.
+        counts = ~late[places] | (ends + self._lateness_ms > reached[places])
         is_open = counts & (~late[places] | (ends > stretch.low))
         if is_open.any():
             open_rows = rows.take(pa.array(places[is_open]))
@@ -355,19 +354,19 @@ class FiringAggregate:
         return self._updated(blocks, updates, places[is_update]), dropped
 
     def _expanded(self, stamps: Ints) -> tuple[Ints, Ints]:
-        """For each record and each window it is in: the record's place and the window's start."""
+        """For each record and each of its windows: the record's index and the window's start."""
         last = stamps - stamps % self._slide
         steps = np.arange(self._size // self._slide, dtype=np.int64)[::-1] * self._slide
         places = np.repeat(np.arange(len(stamps), dtype=np.int64), len(steps))
         return places, (last[:, None] - steps[None, :]).reshape(-1)
 
     def _updated(self, blocks: Blocks, lifted: Partials, places: Ints) -> list[pa.Table]:
-        """Results after each of these records, in their order."""
+        """The result after each of these records, in order."""
         held: list[Partials] = []
         if self._accumulates:
             held = blocks.take(np.unique(lifted.cells).tolist(), _GIVEN)
         made = []
-        for chosen in _rounds(lifted):
+        for chosen in _without_duplicates(lifted):
             mine = lifted.rows(chosen)
             result = self._aggregates.merge([mine])
             if self._accumulates:
@@ -376,7 +375,7 @@ class FiringAggregate:
                 result = _same_groups(self._aggregates, whole, result)
             ends = result.cells + self._size
             rows = window_rows(self._spec, result, self._aggregates, ends=ends, late=True)
-            made.append(_placed(rows, mine, places[chosen]))
+            made.append(_with_place(rows, mine, places[chosen]))
         for part in held:
             blocks.add(part, _GIVEN)
         whole_table = pa.concat_tables(made).sort_by([("_place", "ascending"), ("window_end", "ascending")])
@@ -405,7 +404,7 @@ class FiringAggregate:
         gone = [
             cell
             for cell in blocks.cells(_NEW) | blocks.cells(_GIVEN)
-            if cell + self._size + self._patience <= low_after
+            if cell + self._size + self._lateness_ms <= low_after
         ]
         blocks.drop(gone)
         return made
@@ -418,7 +417,7 @@ class FiringAggregate:
         return at if at > max(low, cell) else None
 
     def _result(self, blocks: Blocks, cell: int, *, on_time: bool) -> Partials | None:
-        """What a window gives now; what it gave is kept as long as something may follow."""
+        """The result of a window now; it is stored as long as updates are possible."""
         fresh = blocks.take([cell], _NEW)
         if not self._accumulates:
             return self._aggregates.merge(fresh) if fresh else None
@@ -430,7 +429,7 @@ class FiringAggregate:
 
 
 def _same_groups(aggregates: Aggregates, whole: Partials, wanted: Partials) -> Partials:
-    """Those groups of `whole` that are in `wanted`, too."""
+    """The groups of `whole` that are also in `wanted`."""
     found = [
         whole.where([cell]).of_keys(wanted.where([cell]).main.column(KEY).combine_chunks())
         for cell in np.unique(wanted.cells).tolist()
@@ -438,8 +437,8 @@ def _same_groups(aggregates: Aggregates, whole: Partials, wanted: Partials) -> P
     return aggregates.merge(found)
 
 
-def _rounds(lifted: Partials) -> Sequence[Ints]:
-    """Rows such that no group comes twice in a round, and each group's rows come in order."""
+def _without_duplicates(lifted: Partials) -> Sequence[Ints]:
+    """Rounds of rows in which no group occurs twice; the rows of a group stay in order."""
     keys = lifted.main.column(KEY).combine_chunks().dictionary_encode().indices.to_numpy()
     groups = np.unique(np.stack((lifted.cells, keys)), axis=1, return_inverse=True)[1].reshape(-1)
     order = np.argsort(groups, kind="stable")
@@ -450,8 +449,8 @@ def _rounds(lifted: Partials) -> Sequence[Ints]:
     return [np.flatnonzero(number == turn) for turn in range(int(number.max()) + 1)]
 
 
-def _placed(rows: pa.Table, lifted: Partials, places: Ints) -> pa.Table:
-    """Results with the place of the record that made each."""
+def _with_place(rows: pa.Table, lifted: Partials, places: Ints) -> pa.Table:
+    """Results with the index of the record that caused each."""
     made_by = pa.table(
         {
             "window_start": lifted.main.column(CELL),
@@ -470,14 +469,14 @@ _Counts = tuple[list[int], list[int | None]]
 
 
 class _Part(msgspec.Struct, array_like=True):
-    """What is known of one key and cell: columns by name, and buckets and numbers of some values."""
+    """The partial results of one key and cell: columns by name, and buckets and numbers of some values."""
 
     main: dict[str, Any]
     long: dict[str, _Counts]
 
 
 class PartialAggregate(WindowedAggregate):
-    """The first phase: cells as long as the step between windows, each given once, and not finished."""
+    """The first phase: cells as long as the slide, each emitted once as partial results."""
 
     def __init__(self, spec: WindowSpec) -> None:
         step = spec.spans.slide_ms or spec.spans.size_ms
@@ -518,7 +517,7 @@ class CombinedAggregate(WindowedAggregate):
 
 
 def _encoded(merged: Partials) -> Iterator[bytes]:
-    """Each row with what is long of it."""
+    """Each row with its long values."""
     long: dict[tuple[int, str], dict[str, _Counts]] = {}
     for name, table in merged.long.items():
         ordered = table.sort_by([(CELL, "ascending"), (KEY, "ascending"), (_BUCKET, "ascending")])

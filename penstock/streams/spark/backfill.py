@@ -138,7 +138,7 @@ class _Whole:
         """What these rows make, and what is due when nothing before `low` can come any more."""
         rows = _nothing() if table is None else table
         timers = tuple(timer for timer in self._timers.values() if timer.at_ms <= low)
-        asked = {*self._logic.wanted(rows), *(timer.key for timer in timers)}
+        asked = {*self._logic.needed_states(rows), *(timer.key for timer in timers)}
         result = self._logic.run(
             StepInput(
                 job=self._job,

@@ -21,7 +21,7 @@ from penstock.core.errors import IntervalMissing, PenstockError
 from penstock.core.system_clock import sleep_ms
 from penstock.jobs.tasks import FINAL, Runner, RunState, RunStatus, TaskSpec
 from penstock.streams.data_plane import interval_of
-from penstock.streams.package_shelf import UnpackedPackages
+from penstock.streams.package_store import UnpackedPackages
 from penstock.streams.places import open_rows
 from penstock.streams.spark.run_errors import readable
 from penstock.streams.spark.session import build_session

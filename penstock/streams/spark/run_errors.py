@@ -11,7 +11,13 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from penstock.core.errors import Fenced, PenstockError
-from penstock.streams.dsl.computation import MESSAGE_CHARS_MAX, cut_short, line_of_user, said_by, user_line
+from penstock.streams.dsl.computation import (
+    MESSAGE_CHARS_MAX,
+    cut_short,
+    error_text,
+    user_file_line,
+    user_line,
+)
 from penstock.streams.places import hidden_password
 from penstock.streams.spark.query import apply_stages
 from penstock.streams.step.step import OwnedInterval, TaskDescriptor
@@ -128,7 +134,7 @@ def _of_worker(text: str) -> str:
     lines = text.partition(_TRACEBACK)[2].splitlines()
     raised = next((line for line in lines if _RAISED.match(line)), "")
     trace = "\n".join(lines[: lines.index(raised)] if raised else lines)
-    found = [line_of_user(file, int(line), name) for file, line, name in _FRAME.findall(trace)]
+    found = [user_file_line(file, int(line), name) for file, line, name in _FRAME.findall(trace)]
     at = next((line for line in reversed(found) if line), "")
     why = cut_short(_RAISED.sub(r"\1", raised), MESSAGE_CHARS_MAX)
     return f"user code failed at {at}\nWhy: {why}" if raised and at else ""
@@ -138,7 +144,7 @@ def _of_driver(error: BaseException) -> str:
     """What a user's own function raised where it was called."""
     at = user_line(error)
     is_sparks = type(error).__module__.split(".")[0] in ("pyspark", "py4j")
-    return f"user code failed at {at}\nWhy: {said_by(error)}" if at and not is_sparks else ""
+    return f"user code failed at {at}\nWhy: {error_text(error)}" if at and not is_sparks else ""
 
 
 def _of_spark(error: BaseException, text: str) -> str:

@@ -17,13 +17,13 @@ import pyarrow as pa
 from penstock.core.errors import CorruptData
 from penstock.core.system_clock import SystemClock
 from penstock.streams.compile.packages import load_entry
-from penstock.streams.dsl.computation import Computation, Place, blaming
+from penstock.streams.dsl.computation import Computation, UserCall, report_user_errors
 from penstock.streams.operators.build import logic_of
 from penstock.streams.places import open_log, open_rows
 from penstock.streams.spark.source import turns_of
 from penstock.streams.step.keyed_work import StepInput, StepLogic, StepResult
 from penstock.streams.step.outbox import Sending
-from penstock.streams.step.record_ids import KeptFilters
+from penstock.streams.step.record_ids import FilterCache
 from penstock.streams.step.stateful import StateCaches, StatefulStep
 from penstock.streams.step.stateless import StatelessStep
 from penstock.streams.step.step import (
@@ -43,7 +43,7 @@ from penstock.streams.step.vectorised import VectorComputation
 REPORT_DDL = "partition int, records bigint, published bigint, late bigint, bad bigint, behind_low bigint"
 # Of this worker. Which intervals it gets is Spark's choice: what others do to them it hears.
 _CACHES = StateCaches()
-_FILTERS = KeptFilters()
+_FILTERS = FilterCache()
 _NOT_FOR_USERS = ["_kind", "_meta", "_bad", "_raw"]
 
 
@@ -167,8 +167,8 @@ class _Measured:
     def outputs(self) -> Mapping[str, Mapping[str, str]]:
         return self._logic.outputs
 
-    def wanted(self, table: pa.Table) -> Iterable[str]:
-        return self._logic.wanted(table)
+    def needed_states(self, table: pa.Table) -> Iterable[str]:
+        return self._logic.needed_states(table)
 
     def run(self, given: StepInput) -> StepResult:
         began_ns = time.monotonic_ns()
@@ -207,7 +207,7 @@ def _entry(folder: Path, entry: str, hash_: str) -> ModuleType:
 
 def _made(task: TaskDescriptor, name: str) -> Computation | VectorComputation:
     module = _entry(Path(task.package_folder), task.package.entry, task.package.hash)
-    with blaming(lambda: Place(task.spec.job, f"{name} is made")):
+    with report_user_errors(lambda: UserCall(task.spec.job, f"{name} is made")):
         found: Computation | VectorComputation = getattr(module, name)()
     return found
 

@@ -1,8 +1,8 @@
-"""Stages of a plan computed by Arrow where the rows are read. Pure: no JVM, knows nothing of Spark.
+"""Computes the stages of a plan with Arrow, where the rows are read. Pure: no JVM, no Spark.
 
-The same rows as Spark would make, or none at all: then the batch goes through Spark. If Arrow can compute the
-whole plan, the step runs there too (`step_at_source`), for the whole range of an interval: published in
-pieces, by two workers, its records would lose their order.
+The result is equal to that of Spark; if that is not certain, the batch goes through Spark. If Arrow can
+compute the whole plan, the step runs at the source too (`step_at_source`), for the whole range of an
+interval: if two workers published parts of it, its records would lose their order.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from penstock.streams.step.reading import control_row, row_schema
 from penstock.streams.step.step import DATA, DONE, SYSTEM_COLUMNS, TaskDescriptor
 
 Columns = Mapping[str, pa.Array]
-Compute = Callable[[Columns], Any]  # an array, or a scalar that stands for one
+Compute = Callable[[Columns], Any]  # an array, or a scalar for all rows
 
 _TEXT = re.compile(r"[ -~]*")
 _INTEGRAL = ("int", "bigint")
@@ -37,7 +37,7 @@ _COMPARED: dict[type[exp.Expression], Callable[..., Any]] = {
     exp.LT: pc.less,
     exp.LTE: pc.less_equal,
 }
-# Whole numbers that overflow stop a task in Spark; Arrow's checked forms refuse them too.
+# An integer overflow stops a task in Spark; Arrow's checked functions raise an error too.
 _COUNTED: dict[type[exp.Expression], tuple[Callable[..., Any], Callable[..., Any]]] = {
     exp.Add: (pc.add_checked, pc.add),
     exp.Sub: (pc.subtract_checked, pc.subtract),
@@ -48,16 +48,16 @@ _LENGTHS = ("length", "char_length", "character_length", "len")
 
 
 class Unsure(Exception):
-    """These values are left to Spark."""
+    """Spark must compute these values."""
 
 
 class _NoForm(Exception):
-    """An expression that only Spark computes."""
+    """Only Spark can compute this expression."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArrowExpression:
-    """An expression in Arrow: what it gives, and how. `compute` may raise `Unsure` or pa.ArrowInvalid."""
+    """An expression for Arrow with its type. `compute` may raise `Unsure` or pa.ArrowInvalid."""
 
     type: str
     compute: Compute
@@ -65,9 +65,9 @@ class ArrowExpression:
 
 
 def in_arrow(text: str, columns: Mapping[str, str]) -> ArrowExpression | None:
-    """The expression for Arrow; None if only Spark computes it. Requires: it passed its checks."""
+    """The expression for Arrow; None if only Spark can compute it. Requires: it passed its checks."""
     if "\\" in text:
-        return None  # Spark's escapes are Spark's
+        return None  # Spark has its own rules for escapes
     try:
         found = _built(parse_text(text), columns)
     except _NoForm:
@@ -76,7 +76,7 @@ def in_arrow(text: str, columns: Mapping[str, str]) -> ArrowExpression | None:
 
 
 def as_type(given: ArrowExpression, kind: str) -> ArrowExpression | None:
-    """What CAST makes of it; None if only Spark knows."""
+    """The expression with a CAST; None if only Spark can compute it."""
     try:
         return _cast(given, kind)
     except _NoForm:
@@ -148,17 +148,17 @@ def _number(text: str) -> ArrowExpression:
         value = int(text)
         if abs(value) < 2**31:
             return _constant(value, "int", text)
-        if 2**31 < abs(value) < 2**63:  # the smallest int has two readings: -2147483648 and -(2147483648)
+        if 2**31 < abs(value) < 2**63:  # -2147483648 can be parsed as a literal or as a negation
             return _constant(value, "bigint", text)
         raise _NoForm
     if re.fullmatch(r"-?\d+\.\d+", text) and len(text) < 18:
-        # A decimal; next to a double it becomes one, otherwise Spark has rules of its own.
+        # A decimal: with a double it becomes a double; otherwise only Spark has the rules.
         return ArrowExpression(type="decimal", compute=_never, text=text)
     raise _NoForm
 
 
 def _never(rows: Columns) -> Any:
-    raise AssertionError("a decimal is never computed as such")
+    raise AssertionError("decimals are not computed")
 
 
 def _negative(node: exp.Neg, columns: Mapping[str, str]) -> ArrowExpression:
@@ -204,7 +204,7 @@ def _compared(
 ) -> ArrowExpression:
     kind = _common(left, right)
     one, other = _cast(left, kind).compute, _cast(right, kind).compute
-    if kind == "double":  # NaN is equal to itself and above all others in Spark, in Arrow it is neither
+    if kind == "double":  # NaN equals itself and is the largest value in Spark, but not in Arrow
         return ArrowExpression(
             type="boolean", compute=lambda rows: function(_numbers(one(rows)), _numbers(other(rows)))
         )
@@ -229,8 +229,8 @@ def _counted(
 
 
 def _among(node: exp.In, columns: Mapping[str, str]) -> ArrowExpression:
-    said = {name for name, value in node.args.items() if value}
-    if said != {"this", "expressions"}:
+    present = {name for name, value in node.args.items() if value}
+    if present != {"this", "expressions"}:
         raise _NoForm
     value = _built(node.this, columns)
     found = [_compared(pc.equal, value, _built(one, columns)) for one in node.expressions]
@@ -304,13 +304,13 @@ _Stage = Callable[[pa.RecordBatch], pa.RecordBatch]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArrowPlan:
-    """A plan whose every stage Arrow can compute; `columns`: what comes out."""
+    """A plan that Arrow can compute; `columns`: of its output."""
 
     stages: tuple[_Stage, ...]
     columns: tuple[tuple[str, str], ...]
 
     def run(self, rows: pa.RecordBatch) -> list[pa.RecordBatch] | None:
-        """What Spark would make of these rows; None: ask Spark. Rows that are no data pass untouched."""
+        """The output rows; None: Spark must compute them. Control rows pass unchanged."""
         is_data = pc.equal(rows.column("_kind"), DATA)
         data = pc.sum(is_data).as_py() or 0
         if not data:
@@ -334,7 +334,7 @@ class ArrowPlan:
 
 
 def plan_in_arrow(plan: Mapping[str, Any], columns: Sequence[tuple[str, str]]) -> ArrowPlan | None:
-    """The plan for Arrow; None if only Spark can compute a part of it. Requires: it passed its checks."""
+    """The plan for Arrow; None if only Spark can compute it. Requires: it passed its checks."""
     return _planned(json.dumps(plan), tuple(columns))
 
 
@@ -380,8 +380,8 @@ def _typed(text: str, kind: str, columns: Mapping[str, str]) -> ArrowExpression 
 def _filter(condition: ArrowExpression | None) -> _Stage | None:
     if condition is None:
         return None
-    # What is neither true nor false is dropped, as in Spark.
-    return lambda rows: rows.filter(_spread(condition, rows))
+    # NULL drops the row, as in Spark.
+    return lambda rows: rows.filter(_as_array(condition, rows))
 
 
 def _key(key: ArrowExpression | None) -> _Stage | None:
@@ -391,7 +391,7 @@ def _key(key: ArrowExpression | None) -> _Stage | None:
     place = _SYSTEM.index("_key")
 
     def run(rows: pa.RecordBatch) -> pa.RecordBatch:
-        return rows.set_column(place, "_key", key_texts(_spread(text, rows)))
+        return rows.set_column(place, "_key", key_texts(_as_array(text, rows)))
 
     return run
 
@@ -400,10 +400,10 @@ def _select(made: Mapping[str, ArrowExpression | None]) -> _Stage | None:
     known = {name: one for name, one in made.items() if one is not None}
     if len(known) != len(made):
         return None
-    return lambda rows: _with_own(rows, {name: _spread(one, rows) for name, one in known.items()})
+    return lambda rows: _with_own(rows, {name: _as_array(one, rows) for name, one in known.items()})
 
 
-def _spread(expression: ArrowExpression, rows: pa.RecordBatch) -> pa.Array:
+def _as_array(expression: ArrowExpression, rows: pa.RecordBatch) -> pa.Array:
     found = expression.compute(dict(zip(rows.schema.names, rows.columns, strict=True)))
     return found if isinstance(found, pa.Array) else pa.repeat(found, rows.num_rows)
 
@@ -413,20 +413,20 @@ def _with_own(rows: pa.RecordBatch, own: Mapping[str, pa.Array]) -> pa.RecordBat
     return pa.RecordBatch.from_arrays([*system, *own.values()], names=[*_SYSTEM, *own])
 
 
-# --- a step where its rows are read ----------------------------------------------------------------------
+# --- a step at the source ---------------------------------------------------------------------------------
 
 Step = Callable[[Iterator[pa.RecordBatch]], pa.RecordBatch]
 
 
 def shortcut(task: TaskDescriptor) -> ArrowPlan | None:
-    """The task's plan for Arrow, if it can be done at the source."""
+    """The task's plan for Arrow, if its step can run at the source."""
     if len(task.inputs) != 1 or not (task.kind == "stateless" or _is_operator(task)):
         return None
     return plan_in_arrow(task.plan, task.inputs[0].columns)
 
 
 def _is_operator(task: TaskDescriptor) -> bool:
-    """True for windows, joins and computations that are called with tables: they work on Arrow data."""
+    """True for operators and vectorised computations: they use Arrow tables."""
     computation = task.plan.get("computation") or {}
     return "operator" in computation or bool(computation.get("vectorised"))
 
@@ -434,7 +434,7 @@ def _is_operator(task: TaskDescriptor) -> bool:
 def step_at_source(
     task: TaskDescriptor, rows: Iterator[pa.RecordBatch], plan: ArrowPlan, step: Step
 ) -> Iterator[pa.RecordBatch]:
-    """One row that says what `step` did; or, if the plan is Spark's to compute here, the rows as they are."""
+    """One row with the report of `step`; or the unchanged rows, if Spark must compute the plan."""
     read: list[pa.RecordBatch] = []
     made: list[pa.RecordBatch] = []
     for batch in rows:

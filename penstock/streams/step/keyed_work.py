@@ -1,6 +1,6 @@
-"""User code over the records and due timers of one step, and what it changed: in memory until the commit.
+"""Runs user code on the records and due timers of one step, and collects its changes until the commit.
 
-Pure: no clock, no store, no bus. The same log, marks and state give the same changes, however the log is cut.
+Pure: no clock, no store, no bus. The changes depend on log, marks and state, not on how the log is cut.
 """
 
 from __future__ import annotations
@@ -23,28 +23,28 @@ from penstock.streams.dsl.computation import (
     MESSAGE_CHARS_MAX,
     Computation,
     Context,
-    Place,
     Record,
     Timer,
-    blaming,
+    UserCall,
     cut_short,
+    error_text,
     record_type,
-    said_by,
-    shown_key,
+    report_user_errors,
+    short_key,
     user_line,
 )
 from penstock.streams.rows.row_store import TimerRow
 from penstock.streams.step.outbox import Production, fits
 from penstock.streams.step.watermark import Cut
 
-# How many timers set at or before the low may fire in one step: more is a loop.
+# How many timers set at or before the low may fire in one step; more than this is an endless loop.
 TIMERS_PER_STEP_MAX = 1_000_000
 
 _Pending = tuple[Millis, Millis, bool, bool]  # (time, hold, is late, is of the wall)
 
 
 class KeyedWork:
-    """One run of the hooks. Give it the snapshot, call `run` once, then read what changed."""
+    """Runs the hooks for one step. Pass the snapshot, call `run` once, then read the changes."""
 
     def __init__(
         self,
@@ -60,30 +60,30 @@ class KeyedWork:
         late: str | None = None,
     ) -> None:
         self._drops_late = (late or computation.late) == "drop"
-        self._aside = aside  # None: a record at which user code raises stops the step
+        self._aside = aside  # None: an exception of user code stops the step
         self._computation, self._job, self._low, self._timers_max = computation, job, low, timers_max
         self.produced: dict[str, list[Production]] = {stream: [] for stream in computation.outputs}
         self.counters = {"records": 0, "late": 0, "dropped": 0, "behind_low": 0, "timers": 0}
         self._pickers = {stream: _picker(tuple(columns)) for stream, columns in computation.outputs.items()}
         self._stored: Mapping[str, bytes] = states or {}
-        self._states: dict[str, Any] = {}  # of the keys whose hooks ran
+        self._states: dict[str, Any] = {}  # of keys whose hooks ran
         self._pending: dict[tuple[str, str], _Pending] = {
             (timer.key, timer.tag): (timer.at_ms, timer.hold_ms, timer.late, timer.wall) for timer in timers
         }
         self._touched: set[tuple[str, str]] = set()
         found = sorted((at, key, tag, wall) for (key, tag), (at, _, _, wall) in self._pending.items())
         self._due = [(at, key, tag) for at, key, tag, wall in found if not wall]  # a heap
-        self._wall = [(at, key, tag) for at, key, tag, wall in found if wall]  # a heap: all of it is due now
-        self._up_to = low  # timers beyond it cannot fire in this step
+        self._wall = [(at, key, tag) for at, key, tag, wall in found if wall]  # a heap; all of these are due
+        self._up_to = low  # later timers cannot fire in this step
         self._behind_count = 0
         self._ctx = Context(self)
         self._ctx.low_watermark, self._ctx.now = low, now_ms
-        self._where: tuple[str, int | None] = ("", None)  # what runs, should it fail
+        self._where: tuple[str, int | None] = ("", None)  # the current hook call, for error texts
 
     def run(self, records: Sequence[Record], offsets: Sequence[int], cuts: Sequence[Cut]) -> None:
-        """Wall timers that are due, records up to a cut, then the timers due at its low, on to the next."""
+        """Run due wall timers; then for each cut the records up to it and the timers due at its low."""
         self._up_to = cuts[-1].low if cuts else self._low
-        with blaming(self._place):
+        with report_user_errors(self._current_call):
             done = 0
             self._fire_due()
             for cut in cuts:
@@ -94,14 +94,14 @@ class KeyedWork:
             self._process(records[done:], offsets[done:])
         self.counters["productions"] = sum(map(len, self.produced.values()))
 
-    def _place(self) -> Place:
+    def _current_call(self) -> UserCall:
         what, offset = self._where
         at = "" if offset is None else f" at {offset}"
-        name = f"key {shown_key(self._ctx.key)}, {what}{at}"
-        return Place(self._job, name, key=self._ctx.key, offset=offset)
+        name = f"key {short_key(self._ctx.key)}, {what}{at}"
+        return UserCall(self._job, name, key=self._ctx.key, offset=offset)
 
     def state_changes(self) -> dict[str, bytes | None]:
-        """New state of each key that a hook changed; None where all values are back at their defaults."""
+        """The new state of each changed key; None if all values are equal to their defaults."""
         changes, encode = {}, self._computation.state_codec.encode
         for key, state in self._states.items():
             try:
@@ -115,27 +115,27 @@ class KeyedWork:
         return changes
 
     def timer_changes(self) -> tuple[tuple[TimerRow, ...], tuple[tuple[str, str], ...]]:
-        """Timers set and not fired yet; (key, tag) of those that fired or were deleted."""
-        kept = [
+        """Timers that were set and have not fired; (key, tag) of those that fired or were deleted."""
+        pending = [
             TimerRow(key=name[0], tag=name[1], at_ms=at, hold_ms=hold, late=late, wall=wall)
             for name in self._touched
             if name in self._pending
             for at, hold, late, wall in [self._pending[name]]
         ]
-        return tuple(kept), tuple(name for name in self._touched if name not in self._pending)
+        return tuple(pending), tuple(name for name in self._touched if name not in self._pending)
 
     def set_timer(
         self, key: str, tag: str, at_ms: Millis, hold_ms: Millis | None, *, floor: Millis, is_late: bool
     ) -> None:
-        """What `Context.set_timer` does."""
+        """Implements `Context.set_timer`."""
         low, name = self._low, (key, tag)
         if hold_ms is None and self._pending.get(name) == (at_ms, at_ms - 1, False, False) and at_ms > low:
-            return  # most records of a window set the timer that the first one set
+            return  # common case: the timer of a window is set again by each of its records
         at = at_ms if type(at_ms) is int else index(at_ms)
         if hold_ms is None:
             hold = at - 1
             if hold < low and not is_late:
-                # Nothing can be held before the low any more; what is on time stays on time.
+                # A hold cannot be before the low; a production of a record on time must stay on time.
                 hold = max(hold, min(low, floor))
         else:
             hold = index(hold_ms)
@@ -143,7 +143,7 @@ class KeyedWork:
         pending = (at, hold, is_late and hold < low, False)
         if self._pending.get(name) == pending:
             return
-        self._remember(name)
+        self._save_timer(name)
         self._pending[name] = pending
         self._touched.add(name)
         if at <= self._up_to:
@@ -152,14 +152,14 @@ class KeyedWork:
             self._count_due("the low watermark", "ctx.low_watermark, and none once that is the end of input")
 
     def set_wall_timer(self, key: str, tag: str, at_ms: Millis, *, floor: Millis) -> None:
-        """What `Context.set_wall_timer` does."""
+        """Implements `Context.set_wall_timer`."""
         at, name = index(at_ms), (key, tag)
         self._check_timer(tag, at, at, LOW_MIN)
-        # It holds nothing; its record's time is its stamp only where no low is known when it fires.
+        # It has no hold; the record's time is the timestamp only if there is no low when it fires.
         pending = (at, floor if self._low <= LOW_MIN else 0, False, True)
         if self._pending.get(name) == pending:
             return
-        self._remember(name)
+        self._save_timer(name)
         self._pending[name] = pending
         self._touched.add(name)
         if at <= self._ctx.now:
@@ -167,10 +167,10 @@ class KeyedWork:
             self._count_due("now", "ctx.now")
 
     def delete_timer(self, key: str, tag: str) -> None:
-        """What `Context.delete_timer` does."""
-        self._remember((key, tag))
+        """Implements `Context.delete_timer`."""
+        self._save_timer((key, tag))
         self._pending.pop((key, tag), None)
-        self._touched.add((key, tag))  # it may be stored beyond what this step has read
+        self._touched.add((key, tag))  # its stored row may not be part of the snapshot
 
     def produce(
         self,
@@ -182,46 +182,51 @@ class KeyedWork:
         floor: Millis,
         is_late: bool,
     ) -> None:
-        """What `Context.produce` does."""
+        """Implements `Context.produce`."""
         stamp = ts if type(ts) is int else index(ts)
         if stamp < floor:
             raise ProductionRefused(
-                f"a production for stream {stream!r} is stamped {stamp}, before {floor}",
-                why="it would come before its record or its timer's hold, where downstream no longer waits",
-                fix="stamp it later, or give set_timer a hold_ms as early as the stamp",
+                f"a production for stream {stream!r} has timestamp {stamp}, before {floor}",
+                why="it is before its record or its timer's hold, so downstream may already treat it as late",
+                fix="use a later timestamp, or call set_timer with a hold_ms of at most this timestamp",
             )
         picker = self._pickers.get(stream)
         if picker is None or not isinstance(key, str):
-            raise self._misfit(stream, f"the declared streams are {list(self._pickers)}, the key was {key!r}")
+            raise self._misfit(
+                stream,
+                f"the declared streams are {list(self._pickers)}, the key must be a string and was {key!r}",
+            )
         row = picker(values)
         if row is None:
             expected = list(self._computation.outputs[stream])
-            raise self._misfit(stream, f"its columns are {expected}, given were {list(values)}")
+            raise self._misfit(stream, f"its columns are {expected}, but it was given {list(values)}")
         if self._aside is not None:
             self._check_types(stream, row)
         self.produced[stream].append((stamp, key, is_late and stamp < self._low, row))
 
     def undo(self, key: str, produced: Mapping[str, int]) -> None:
-        """Take back what one hook did: its productions, timers and changes of state. Requires: `aside`."""
-        assert self._aside is not None, "nothing was remembered"
+        """Undo the productions, timers and state changes of one hook call. Requires: `aside`."""
+        assert self._aside is not None, "undo needs the saved states"
         for stream, count in produced.items():
             del self.produced[stream][count:]
         for name, pending, was_touched in reversed(self._aside.timers):
             self._pending.pop(name, None)
             if pending is not None:
-                self._pending[name] = pending  # it is still in its heap: nothing fires while a hook runs
+                self._pending[name] = (
+                    pending  # it is still in its heap, because no timer fires while a hook runs
+                )
             if not was_touched:
                 self._touched.discard(name)
         saved = self._aside.saved.get(key, self._stored.get(key))
         codec = self._computation.state_codec
         self._states[key] = codec.blank() if saved is None else codec.decode(saved)
 
-    def _remember(self, name: tuple[str, str]) -> None:
+    def _save_timer(self, name: tuple[str, str]) -> None:
         if self._aside is not None:
             self._aside.timers.append((name, self._pending.get(name), name in self._touched))
 
     def _check_types(self, stream: str, row: tuple[object, ...]) -> None:
-        """Found here, a wrong value is this record's; found when all is packed, it is nobody's."""
+        """Check types per record: when all records are packed, the faulty record is no longer known."""
         columns = self._computation.outputs[stream].items()
         for value, (name, kind) in zip(row, columns, strict=True):
             if not fits(value, kind):
@@ -237,7 +242,7 @@ class KeyedWork:
                 if drop:
                     continue
             elif record.ts < low:
-                behind += 1  # somebody upstream broke a promise: an alarm, never a silent drop
+                behind += 1  # a producer upstream broke its promise: counted for an alarm, never dropped
             key = record.key
             state = states.get(key)
             if state is None:
@@ -278,7 +283,7 @@ class KeyedWork:
             state = self._load(key)
         _, hold, late, _ = pending
         if is_wall and self._low > LOW_MIN:
-            hold = self._low  # it held nothing: what it produces may not come before what is promised by now
+            hold = self._low  # it had no hold: its productions must not be before the low that was reported
         self._ctx.enter(key, state, hold, late)
         self._where = (f"timer {tag!r}", None)
         self._computation.process_timer(Timer(key, tag, at, hold, late, is_wall), self._ctx)
@@ -291,7 +296,7 @@ class KeyedWork:
         if self._behind_count > self._timers_max:
             raise TimerRefused(
                 f"timers set at or before {what} fired {self._timers_max} times in one step",
-                why="each fires at once, and sets another one that is due at once",
+                why="each of them fires at once and sets another timer that is due at once",
                 fix=f"set the next timer after {after}",
             )
 
@@ -309,42 +314,43 @@ class KeyedWork:
         if hold < hold_min:
             raise TimerRefused(
                 f"timer {tag!r} would hold from {hold}, before {hold_min}",
-                why="a hold stands for a later production, and none may come before its record or timer",
+                why="a production must not be before its record or timer, so its hold must not be either",
                 fix="use a hold_ms that is not before the record's ts",
             )
         if not isinstance(tag, str) or not LOW_MIN < hold <= LOW_MAX or not LOW_MIN < at <= LOW_MAX:
             raise TimerRefused(
                 f"timer {tag!r} at {at} cannot be set",
-                why="a tag is a string, a time is milliseconds since 1970",
-                fix="look at how the tag and the time are computed",
+                why="a tag must be a string, and a time must be milliseconds since 1970",
+                fix="check how the tag and the time are computed",
             )
 
     def _misfit(self, stream: str, why: str) -> ProductionRefused:
         return ProductionRefused(
-            f"a production for stream {stream!r} does not fit what the computation declares",
+            f"a production for stream {stream!r} does not match the computation's declaration",
             why=why,
-            fix="produce exactly the declared columns, with None for null, or declare others in `outputs`",
+            fix="produce exactly the declared columns, with None for null, or change `outputs`",
         )
 
 
 class SetAside:
-    """Records at which user code raised, as dead letters, and what it takes to undo a hook."""
+    """Dead letters of records for which user code raised, and the saved data to undo a hook call."""
 
     def __init__(self, partition: int) -> None:
         self._partition = partition
         self.letters: list[Production] = []
-        self.saved: dict[str, bytes | None] = {}  # the states of keys after their last good record
-        self.timers: list[tuple[tuple[str, str], _Pending | None, bool]] = []  # of the hook that runs
+        self.saved: dict[str, bytes | None] = {}  # key -> its state after the last good record
+        # Changed by the current hook call.
+        self.timers: list[tuple[tuple[str, str], _Pending | None, bool]] = []
 
     def put(self, record: Record, offset: int, why: str) -> None:
-        """One more dead letter: why, the record as JSON, and where it lies."""
+        """Add a dead letter: the reason, the record as JSON, partition and offset."""
         value = json.dumps(record.as_dict(), default=str).encode()
-        reason = f"{why} (key {shown_key(record.key)}, stream {record.stream!r})"
+        reason = f"{why} (key {short_key(record.key)}, stream {record.stream!r})"
         self.letters.append((record.ts, record.key, record.late, (reason, value, self._partition, offset)))
 
 
 class _Skipping:
-    """One hook of one record: if it raises, all that it did is undone and the record is put aside."""
+    """Runs one hook call; if it raises, it is undone and the record becomes a dead letter."""
 
     def __init__(self, work: KeyedWork, aside: SetAside, record: Record, offset: int) -> None:
         self._work, self._aside, self._record, self._offset = work, aside, record, offset
@@ -361,7 +367,7 @@ class _Skipping:
             return False
         self._work.undo(self._record.key, self._produced)
         line = user_line(error)
-        why = said_by(error)
+        why = error_text(error)
         if isinstance(error, PenstockError):
             why = cut_short(f"{type(error).__name__}: {error.what}: {error.why}", MESSAGE_CHARS_MAX)
         self._aside.put(self._record, self._offset, f"{why}, at {line}" if line else why)
@@ -374,7 +380,7 @@ def try_computation(
     *,
     low: Millis = LOW_MAX,
 ) -> list[tuple[str, Millis, str, dict[str, Any]]]:
-    """Run a computation in memory: (key, ts[, columns]) in, then the low; (stream, ts, key, columns) out."""
+    """Run a computation on (key, ts[, columns]) and then the low; returns (stream, ts, key, columns)."""
     made = []
     for key, ts, *rest in records:
         columns: Mapping[str, Any] = rest[0] if rest else {}
@@ -389,7 +395,7 @@ def try_computation(
 
 
 def _picker(columns: tuple[str, ...]) -> Callable[[Mapping[str, Any]], tuple[object, ...] | None]:
-    """A function from named values to a row in column order; None unless exactly these columns are given."""
+    """A function from named values to a row in column order; it returns None for other columns."""
     pick = itemgetter(*columns) if len(columns) > 1 else None
 
     def picked(values: Mapping[str, Any]) -> tuple[object, ...] | None:
@@ -405,12 +411,12 @@ def _picker(columns: tuple[str, ...]) -> Callable[[Mapping[str, Any]], tuple[obj
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepInput:
-    """What the work of one step is given.
+    """The input of a step's logic.
 
-    `table`: the rows not committed before, in order, with `_input`, `_offset`, `_ts`, `_key` (never null) and
-    `_late`. `states`: of the rows asked for and of those with due timers. `read`: more rows of the same
-    snapshot. `version`: of the interval before this step; no two commits have the same. `keys`: how many
-    there are, as the last step said; None: it said nothing.
+    `table`: the uncommitted rows, in order, with `_input`, `_offset`, `_ts`, `_key` (never null) and `_late`.
+    `states`: the states in `needed_states`, and those of keys with due timers. `read`: reads more states of
+    the same snapshot. `version`: the interval's version before this step, unique per commit. `keys`: the
+    number of keys after the last step; None: unknown.
     """
 
     job: str
@@ -432,36 +438,35 @@ class StepInput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
-    """What the work of one step changed: in memory until the commit."""
+    """The changes of a step's logic, to be committed."""
 
     states: Mapping[str, bytes | None] = field(default_factory=dict)  # None: delete
     timers_set: tuple[TimerRow, ...] = ()
     timers_deleted: tuple[tuple[str, str], ...] = ()
-    # Of each stream a list, or a table with `_ts`, `_key`, `_late` and the stream's columns.
+    # stream -> list of productions, or a table with `_ts`, `_key`, `_late` and the stream's columns.
     produced: Mapping[str, Sequence[Production] | pa.Table] = field(default_factory=dict)
     counters: Mapping[str, int] = field(default_factory=dict)
-    # Where a row is not the state of one key: rows that cannot have been there before, and how many keys
-    # there are now.
+    # Only if a row is not the state of one key: names of new rows, and the number of keys.
     made: Collection[str] = ()
     keys: int | None = None
 
 
 class StepLogic(Protocol):
-    """The work of a job's steps. Keeps nothing between two calls: only states and timers survive."""
+    """The logic of a job's steps. It has no memory between calls, except states and timers."""
 
     @property
     def outputs(self) -> Mapping[str, Mapping[str, str]]:
         """Stream -> column -> Spark SQL type."""
 
-    def wanted(self, table: pa.Table) -> Iterable[str]:
-        """Names of the state rows it needs, beside those of due timers."""
+    def needed_states(self, table: pa.Table) -> Iterable[str]:
+        """Names of the states that it needs, beside those of keys with due timers."""
 
     def run(self, given: StepInput) -> StepResult:
-        """The records up to each cut, then what its low makes due, then on to the next."""
+        """Process for each cut the records up to it, then what is due at its low."""
 
 
 class KeyedLogic:
-    """A Computation: its hooks run per record and per timer."""
+    """Runs the hooks of a Computation per record and per timer."""
 
     def __init__(
         self,
@@ -472,10 +477,10 @@ class KeyedLogic:
         dead: tuple[str, int] | None = None,
         late: str | None = None,
     ) -> None:
-        """`inputs`: name and columns of each, by the number in `_input`; none: there is only one.
+        """`inputs`: name and columns of each input, by the number in `_input`; empty: a single input.
 
-        `dead`: the stream for records at which a hook raises, and the partition they come from.
-        `late`: the job's word on late records; None: the computation's own.
+        `dead`: the dead-letter stream, and the partition of the records; None: an exception stops the step.
+        `late`: the job's setting for late records; None: that of the computation.
         """
         self._late = late
         self._dead = dead
@@ -485,7 +490,7 @@ class KeyedLogic:
     def outputs(self) -> Mapping[str, Mapping[str, str]]:
         return self._computation.outputs
 
-    def wanted(self, table: pa.Table) -> Iterable[str]:
+    def needed_states(self, table: pa.Table) -> Iterable[str]:
         found: list[str] = table.column("_key").unique().to_pylist()
         return found
 
@@ -518,7 +523,7 @@ class KeyedLogic:
         )
 
     def _by_input(self, table: pa.Table) -> list[Record]:
-        """The records, in order, each with the columns and the name of its input."""
+        """The records in order, each with the columns and the name of its input."""
         numbers = np.asarray(table.column("_input").to_numpy(), dtype=np.int64)
         found: list[Any] = [None] * table.num_rows
         for number, (name, columns) in enumerate(self._inputs):

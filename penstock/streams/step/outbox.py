@@ -1,4 +1,4 @@
-"""Productions on their way out: packed into outbox rows with gapless sequences, and sent oldest first."""
+"""The outbox: productions are packed into rows with gapless sequences, and sent oldest first."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ from penstock.streams.rows.row_store import (
 )
 from penstock.streams.step.step import OutputSpec, check_category
 
+WEAK_INDEX_BITS = 24  # index of a production within one step and output partition
 # (timestamp, key, is late, values in the order of the stream's columns)
-WEAK_INDEX_BITS = 24  # of one step and output partition
 Production = tuple[Millis, str, bool, tuple[object, ...]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sequences:
-    """The counters of an interval, and which of them its productions are counted by."""
+    """The sequence counters of an interval. `in_life`: use the counters of this token only."""
 
     next: Mapping[str, int]
     in_life: bool = False
 
     def first(self, category_birth: str, partition: int) -> int:
-        """The sequence that comes next there."""
+        """The next sequence of an output partition."""
         name = counter_name(category_birth, partition, in_life=self.in_life)
         return self.next.get(name, first_sequence(in_life=self.in_life))
 
@@ -45,7 +45,7 @@ class Sequences:
 def pack_productions(
     produced: Sequence[Production], output: OutputSpec, sequences: Sequences, *, job: str
 ) -> list[OutboxRow]:
-    """One row per output partition; within a partition in the order of production."""
+    """One outbox row per output partition; within a partition in the order of production."""
     if not produced:
         return []
     stamps, keys, lates, values = zip(*produced, strict=True)
@@ -60,7 +60,7 @@ def pack_productions(
 
 
 def pack_table(produced: pa.Table, output: OutputSpec, sequences: Sequences) -> list[OutboxRow]:
-    """The same of a table with `_ts`, `_key`, `_late` and the output's columns."""
+    """Like `pack_productions`, for a table with `_ts`, `_key`, `_late` and the output's columns."""
     if not produced.num_rows:
         return []
     whole = produced.combine_chunks()
@@ -109,7 +109,7 @@ def _packed(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sending:
-    """How a job sends what it produces. `clock` is asked only for weak productions."""
+    """How a job sends its productions. `clock` is only used for weak productions."""
 
     weak: bool = False
     dedup: bool = True
@@ -118,7 +118,7 @@ class Sending:
 
     @staticmethod
     def of(config: JobConfig, clock: Callable[[], Millis]) -> Sending:
-        """As the job's config says."""
+        """From the job's config; the defaults are strong and deduplicated."""
         return Sending(
             weak=config.productions == "weak",
             dedup=config.dedup == "on",
@@ -128,17 +128,17 @@ class Sending:
 
 
 def producer_in_life(birth: str, token: int) -> str:
-    """As whom an interval sends what nobody compares with what its earlier lives sent."""
+    """The producer name of an interval without deduplication across tokens."""
     return f"{birth}~{token}"
 
 
 def publish_weakly(
     outbox: Sequence[OutboxRow], *, log: Log, birth: str, token: int, version: int, sending: Sending
 ) -> list[OutboxRow]:
-    """Send productions before they are checkpointed; returns those that must be checkpointed after all.
+    """Send productions before they are checkpointed; returns the stragglers, which must be checkpointed.
 
-    These are stragglers: what was not sent within the delay, what the bus could not take, and what it took
-    for a repeat (a twin of this worker sent others under the same sequences).
+    Stragglers are rows that were not sent in time, that the bus could not accept, or that it trimmed as
+    duplicates, because a twin of this worker sent other records under the same sequences.
     """
     began, left = sending.clock(), []
     for row in outbox:
@@ -146,14 +146,14 @@ def publish_weakly(
             left.append(row)
             continue
         batch = _batch_of(row)
-        # Steps of one life have different versions, so their sequences never meet.
+        # Steps under one token have different versions, so their sequences never overlap.
         first = (version << WEAK_INDEX_BITS) + 1
         sequences = pa.array(np.arange(first, first + row.count, dtype=np.int64))
         batch = batch.set_column(batch.schema.get_field_index("_seq"), batch.schema.field("_seq"), sequences)
         try:
             done = log.publish(
                 row.category,
-                producer=f"{producer_in_life(birth, token)}~weak",  # what is checkpointed counts otherwise
+                producer=f"{producer_in_life(birth, token)}~weak",  # checkpointed rows have other sequences
                 epoch=token,
                 batches={row.partition: batch},
                 gapless=False,
@@ -167,9 +167,9 @@ def publish_weakly(
 
 
 def publish_outbox(outbox: Iterable[OutboxRow], *, log: Log, birth: str, token: int) -> list[int]:
-    """Send the rows in order, one publish in flight, and return their ids. The bus trims what it has.
+    """Send the rows in order, one publish at a time, and return their ids. The bus trims duplicates.
 
-    Each goes out under the name that it was counted for, also if the job says otherwise by now.
+    The producer name is that of the time when the row was packed, even if the job's config has changed.
     """
     rows, sent = list(outbox), []
     check_outputs(log, rows)
@@ -183,13 +183,13 @@ def publish_outbox(outbox: Iterable[OutboxRow], *, log: Log, birth: str, token: 
 
 
 def check_outputs(log: Log, outbox: Iterable[OutboxRow]) -> None:
-    """The categories of these rows are those that were planned."""
+    """Check that the categories of these rows are those of the plan."""
     for category, birth in {(row.category, row.category_birth): None for row in outbox}:
         check_category(log, category, birth)
 
 
 def _groups(outbox: Iterable[OutboxRow]) -> Iterable[list[OutboxRow]]:
-    """Neighbours that may share a publish: one category and name, each partition once."""
+    """Consecutive rows that can share a publish: same category and producer, each partition once."""
     group: list[OutboxRow] = []
     for row in outbox:
         is_same = not group or (row.category, row.category_birth, row.in_life) == (
@@ -218,8 +218,9 @@ def _batch_of(row: OutboxRow) -> pa.RecordBatch:
     if batch.num_rows != row.count or batch.column("_seq")[0].as_py() != row.first_seq:
         raise CorruptData(
             f"outbox row {row.id} for {row.category!r} partition {row.partition} is damaged",
-            why=f"it should hold {row.count} records from {row.first_seq} on, it holds {batch.num_rows}",
-            fix="restore the interval's rows from a backup; nothing was sent",
+            why=f"it should have {row.count} records from sequence "
+            f"{row.first_seq} on, it has {batch.num_rows}",
+            fix="restore the interval's rows from a backup; this row was not sent",
         )
     return batch
 
@@ -230,13 +231,14 @@ def _array(
     array = _converted(column, kind)
     if array is not None:
         return array
-    place = next(index for index, value in enumerate(column) if _converted([value], kind) is None)
+    bad = next(index for index, value in enumerate(column) if _converted([value], kind) is None)
     raise ProductionRefused(
-        f"a production of job {job!r} for stream {output.stream!r} does not fit, key {keys[place]!r}",
-        why=f"column {name!r} is declared {kind!r}, the value was {column[place]!r}",
+        f"a production of job {job!r} for stream {output.stream!r} has a value "
+        f"of a wrong type, key {keys[bad]!r}",
+        why=f"column {name!r} is declared {kind!r}, the value was {column[bad]!r}",
         fix="convert the value before you produce it, or declare the column with another type",
         job=job,
-        key=keys[place],
+        key=keys[bad],
     )
 
 
@@ -247,7 +249,7 @@ def fits(value: object, kind: str) -> bool:
 
 def _converted(column: Sequence[object], kind: str) -> pa.Array | None:
     target = ARROW_TYPES[kind]
-    # pyarrow would cut 1.5 down to 1 without a word.
+    # pyarrow would silently truncate 1.5 to 1.
     if pa.types.is_integer(target) and not all(
         value is None or isinstance(value, int | np.integer) for value in column
     ):
@@ -262,8 +264,8 @@ def _converted(column: Sequence[object], kind: str) -> pa.Array | None:
 
 
 def unsent_categories(ref: IntervalRef, *, rows: RowStore) -> set[str]:
-    """Categories that the outbox, or the intent of a stateless step, still has something for."""
-    found = _at_rest(ref, rows)
+    """Categories with unsent records in the outbox, or in the intent of a stateless step."""
+    found = _stored_snapshot(ref, rows)
     categories = {row.category for row in found.outbox}
     if found.row.intent is not None:
         categories |= {output["category"] for output in found.row.intent.plan.get("outputs", ())}
@@ -271,17 +273,17 @@ def unsent_categories(ref: IntervalRef, *, rows: RowStore) -> set[str]:
 
 
 def send_unsent(ref: IntervalRef, *, rows: RowStore, log: Log) -> None:
-    """Send the outbox of an interval that nobody works on any more. Requires: its tasks ended or are fenced.
+    """Send the outbox of an interval without a running task. Requires: its tasks ended or are fenced.
 
-    An intent is left: its range was never committed, so none of its records counts as done.
+    An intent is not replayed: its range was never committed, so its records are not processed yet.
     """
-    found = _at_rest(ref, rows)
+    found = _stored_snapshot(ref, rows)
     if not found.outbox:
         return
     token = found.row.token
     rows.delivered(ref, token=token, ids=publish_outbox(found.outbox, log=log, birth=ref.birth, token=token))
 
 
-def _at_rest(ref: IntervalRef, rows: RowStore) -> Snapshot:
-    """The interval as it stands; Fenced if an owner takes it at this very moment, then look again."""
+def _stored_snapshot(ref: IntervalRef, rows: RowStore) -> Snapshot:
+    """A snapshot of the interval; Fenced if a task acquires it at the same time: then retry."""
     return rows.snapshot(ref, token=rows.peek(ref).token, keys=(), timers_up_to=LOW_MIN)

@@ -1,7 +1,7 @@
-"""One interval's range of the bus as rows for Spark: decoded, stamped, late ones flagged, between a begin and
-an end row.
+"""Reads one interval's range of the bus as rows for Spark: decoded, with event times and late flags, between
+a begin and an end row.
 
-Runs in Spark's Python workers and in tests; knows nothing of Spark.
+Runs in Spark's Python workers and in tests; it does not depend on Spark.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def row_schema(task: TaskDescriptor) -> pa.Schema:
 
 
 def schema_of(columns: Iterable[tuple[str, str]]) -> pa.Schema:
-    """The system columns and these."""
+    """The schema of the system columns and these columns."""
     system = [pa.field(name, kind) for name, kind in _SYSTEM_TYPES.items()]
     return pa.schema([*system, *(pa.field(name, ARROW_TYPES[kind]) for name, kind in columns)])
 
@@ -60,8 +60,8 @@ def read_ranges(
 ) -> Iterator[pa.RecordBatch]:
     """Rows [start, end) of the interval's partition of each input, by birth, one input after the other.
 
-    The first row says which ranges these are, the last what was seen. Records that the task knows as poison
-    count as such that cannot be read.
+    The first row has the ranges, the last row the maximum event times and the number of records. Records that
+    the task has marked as poison are treated as unreadable.
     """
     schema, partition = row_schema(task), interval.ref.partition
     ranges = {birth: [start, end] for birth, (start, end) in spans.items()}
@@ -90,7 +90,7 @@ def read_ranges(
 def scan_runs(
     log: Log, source: InputSpec, partition: int, start: int, end: int
 ) -> Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64] | None, pa.RecordBatch]]:
-    """Runs of records; with the times at which they were appended where that matters."""
+    """Batches of records; with their append times if the input limits event times in the future."""
     if source.watermark == "event_time" and source.ahead_max_ms:
         yield from log.scan_timed(source.category, partition, start, end)
     else:
@@ -100,9 +100,7 @@ def scan_runs(
 
 
 class _Lateness:
-    """Decides once, at the source, whether a record is late; internal categories carry the decision
-    already.
-    """
+    """Decides once, at the source, whether a record is late; internal categories contain the flag."""
 
     def __init__(
         self, source: InputSpec, log: Log, partition: int, input_low: Millis, event_time_max: Millis, end: int
@@ -117,12 +115,12 @@ class _Lateness:
         self._marks = marks_of_event_time(marks) if source.watermark == "event_time" else marks
 
     def lows(self, ts: npt.NDArray[np.int64], offset: npt.NDArray[np.int64]) -> npt.NDArray[np.int64] | None:
-        """The low watermark at which each record is read; None: the records carry what was decided."""
+        """The low watermark at which each record is read; None: the records contain the late flag."""
         if self._source.watermark == "producers":
             return None
         lows = lows_by_marks(offset, self._marks, low=self._low)
         if self._source.watermark == "event_time":
-            # What the interval followed while its partition was idle is in its own low by now.
+            # Lows that the interval followed while its partition was idle are in its own low.
             own, self.event_time_max = event_time_lows(ts, self.event_time_max, self._source.lateness_ms)
             lows = np.maximum(lows, own)
         return lows
@@ -159,15 +157,15 @@ def _rows(
         ts, good, columns, ahead = _without_ahead(ts, good, columns, appended, source.ahead_max_ms)
         bad.update(ahead)
     picked = offsets if good is None else offsets[good]
-    kept = batch if good is None else batch.take(pa.array(good))
+    readable = batch if good is None else batch.take(pa.array(good))
     stamps_np = ts.to_numpy(zero_copy_only=False).astype(np.int64)
     system = {
         "_kind": _constant(DATA, len(picked), pa.int8()),
         "_input": _constant(number, len(picked), pa.int8()),
         "_offset": pa.array(picked),
         "_ts": ts.cast(pa.int64()),
-        "_key": kept.column("_key"),
-        **_late_columns(stamps_np, lateness.lows(stamps_np, picked), kept),
+        "_key": readable.column("_key"),
+        **_late_columns(stamps_np, lateness.lows(stamps_np, picked), readable),
     }
     own = {names[name]: column for name, column in columns.items()}
     rows = _assemble(schema, len(picked), {**system, **own})
@@ -177,7 +175,7 @@ def _rows(
 def _late_columns(
     ts: npt.NDArray[np.int64], lows: npt.NDArray[np.int64] | None, carried: pa.RecordBatch
 ) -> dict[str, pa.Array]:
-    """Which records are late, and of those that are the low watermark at which their source read them."""
+    """The late flags, and for late records the low watermark at which their source read them."""
     if lows is None:
         name = LOW_COLUMN[0]
         found = {name: carried.column(name)} if name in carried.schema.names else {}
@@ -214,9 +212,7 @@ def _in_order(good: pa.RecordBatch, bad: pa.RecordBatch) -> pa.RecordBatch:
 def _event_times(
     stamps: pa.Array, good: npt.NDArray[np.int64] | None, columns: dict[str, pa.Array]
 ) -> tuple[pa.Array, npt.NDArray[np.int64] | None, dict[str, pa.Array], tuple[int, ...]]:
-    """Event times of the decoded rows; rows without one are set aside (their positions in the batch come
-    last).
-    """
+    """Event times of the decoded rows, without rows that have none; their positions are the last value."""
     if not stamps.null_count:
         return stamps, good, columns, ()
     positions = np.arange(len(stamps), dtype=np.int64) if good is None else good
@@ -233,9 +229,9 @@ def _without_ahead(
     appended: npt.NDArray[np.int64],
     ahead_max_ms: Millis,
 ) -> tuple[pa.Array, npt.NDArray[np.int64] | None, dict[str, pa.Array], dict[int, str]]:
-    """The rows without those whose event time lies too far beyond their append time, and why each of these.
+    """The rows without those whose event time is too far after their append time, with the reason for each.
 
-    They must not move the watermark: one of them would make everything else late.
+    These must not move the watermark: a single one would make all other records late.
     """
     positions = np.arange(len(ts), dtype=np.int64) if good is None else good
     at = appended[positions]
@@ -247,8 +243,8 @@ def _without_ahead(
     why = {
         int(
             position
-        ): f"from the future: its event time is {over} ms beyond the time at which it was appended, "
-        f"at most {ahead_max_ms} are allowed"
+        ): f"from the future: its event time is {over} ms after its append time, at most {ahead_max_ms} ms "
+        "are allowed"
         for position, over in zip(positions[is_ahead], ahead[is_ahead], strict=True)
     }
     left = {name: column.filter(kept) for name, column in columns.items()}
@@ -283,7 +279,7 @@ def _bad_rows(
 
 
 def control_row(schema: pa.Schema, kind: int, meta: Mapping[str, object]) -> pa.RecordBatch:
-    """A row that is no record, and says something about those around it."""
+    """A control row: metadata about the rows around it."""
     return _assemble(
         schema, 1, {"_kind": pa.array([kind], pa.int8()), "_meta": pa.array([json.dumps(meta)], pa.string())}
     )
@@ -299,7 +295,7 @@ def _constant(value: object, length: int, kind: pa.DataType) -> pa.Array:
 
 
 class _OnTime:
-    """Nothing is late: for reading a range that nobody waits for."""
+    """Flags no record as late: for reads outside of a task."""
 
     def lows(self, ts: npt.NDArray[np.int64], offset: npt.NDArray[np.int64]) -> None:
         return None
@@ -311,6 +307,6 @@ def rows_alone(
     source: InputSpec,
     appended: npt.NDArray[np.int64] | None = None,
 ) -> pa.RecordBatch:
-    """A batch of the bus as rows, without an interval: no begin, no end, lateness as the records carry it."""
+    """A batch of the bus as rows, outside of an interval: no control rows, late flags as stored."""
     names = {name: name for name, _ in source.columns}
     return _rows(batch, offsets, appended, schema_of(source.columns), source, _OnTime(), 0, names)

@@ -1,14 +1,15 @@
-"""Injectors' own record ids: a record whose id was taken in within the slack is dropped (MillWheel 6.1.1).
+"""Deduplication by the records' own ids: a record whose id was seen within the slack is dropped (MillWheel
+6.1.1).
 
-What was taken in lies in rows of the interval, written with the step that took it in. A Bloom filter in front
-of them tells an id that is certainly new; only others are looked up, and a false alarm costs that look and
-nothing else. An id is kept by the time of its record, in slots: once the low has passed the end of a slot by
-the slack, the slot counts no more, and is cleared away a piece at a time. Whether a slot counts is decided by
-the low at the record, not by what was cleared: what is dropped is a function of the log, however it is cut.
+Seen ids are rows of the interval, committed with the step that read the record. A Bloom filter finds ids that
+are certainly new; only the others are looked up in the rows, so a false positive costs one read. Ids are
+stored in slots of event time: when the low has passed the end of a slot by the slack, the slot has expired,
+and its rows are deleted in pieces. Whether a slot has expired depends on the low at the record, not on what
+is deleted: the dropped records are a function of the log, however it is cut.
 
-Rows, all under `PREFIX`: one per id (`i<slot>:<digest>`); per step and slot a chunk with the digests that it
-added (`c<slot>:<level>:<version>`), from which filters are built and slots cleared; and `index`, the list of
-chunks. Chunks of one level are merged when there are eight.
+Rows, all under `PREFIX`: one per id (`i<slot>:<digest>`); per step and slot a chunk with the added digests
+(`c<slot>:<level>:<version>`), from which filters are built and slots are deleted; and `index`, the list of
+chunks. Eight chunks of one level are merged into one.
 """
 
 from __future__ import annotations
@@ -33,9 +34,9 @@ from penstock.streams.step.watermark import Cut, Ints
 INDEX = f"{PREFIX}index"
 DIGEST_BYTES = 16
 FAN = 8
-CHUNK_IDS_MAX = 50_000  # chunks are not merged beyond, and no more is cleared away in one step
+CHUNK_IDS_MAX = 50_000  # limit for a merged chunk, and for the ids deleted in one step
 CHUNKS_PER_READ = 64
-FALSE_ALARMS = 0.001
+FALSE_POSITIVES = 0.001
 LAYER_IDS_MIN = 10_000
 INTERVALS_MAX = 64
 SLOT_MS_MIN: Millis = 1000
@@ -44,7 +45,7 @@ Digest = bytes
 
 
 class Chunk(NamedTuple):
-    """What one step added to one slot. `slot`: its end in event time. `mark` tells two contents apart."""
+    """The ids that one step added to one slot. `slot`: its end in event time; `mark`: a hash of the ids."""
 
     slot: Millis
     level: int
@@ -58,29 +59,29 @@ class Chunk(NamedTuple):
 
 
 class IdFilters:
-    """What one process knows of the ids of one interval: of each slot which chunks, and a filter of them.
+    """Bloom filters over the ids of one interval in one process: per slot, with their chunks.
 
-    It may know more than was committed, which only makes false alarms; never less than the chunks it names.
+    A filter may contain ids that were not committed (false positives), but it always contains its chunks.
     """
 
     def __init__(self) -> None:
         self._slots: dict[Millis, _SlotFilter] = {}
 
-    def unknown(self, index: Iterable[Chunk]) -> list[Chunk]:
-        """The chunks that are not in the filters yet. Slots that the index no longer has are forgotten."""
+    def missing(self, index: Iterable[Chunk]) -> list[Chunk]:
+        """The chunks that are not in the filters yet. Filters of slots that left the index are dropped."""
         chunks = list(index)
         live = {chunk.slot for chunk in chunks}
         self._slots = {slot: found for slot, found in self._slots.items() if slot in live}
         return [chunk for chunk in chunks if chunk not in self._of(chunk.slot).chunks]
 
     def include(self, chunk: Chunk, digests: Sequence[Digest]) -> None:
-        """Know this chunk."""
+        """Add a chunk to the filter of its slot."""
         found = self._of(chunk.slot)
         found.chunks.add(chunk)
         found.add(digests)
 
-    def maybe(self, digest: Digest) -> list[Millis]:
-        """The slots that may have it; none: it is certainly new."""
+    def slots_with(self, digest: Digest) -> list[Millis]:
+        """The slots that may contain it; empty: it is certainly new."""
         return [slot for slot, found in self._slots.items() if found.maybe(digest)]
 
     def _of(self, slot: Millis) -> _SlotFilter:
@@ -88,7 +89,7 @@ class IdFilters:
 
 
 class _SlotFilter:
-    """Bloom filters that grow by layers, each twice as large as the one before."""
+    """A Bloom filter that grows by layers, each twice as large as the one before."""
 
     def __init__(self) -> None:
         self.chunks: set[Chunk] = set()
@@ -99,7 +100,7 @@ class _SlotFilter:
         fresh = [digest for digest in digests if not self.maybe(digest)]
         if len(fresh) > self._room:
             size = max(LAYER_IDS_MIN << len(self._layers), 2 * len(fresh))
-            self._layers.append(Bloom(size, FALSE_ALARMS))
+            self._layers.append(Bloom(size, FALSE_POSITIVES))
             self._room = size
         if fresh:
             self._layers[-1].update(fresh)
@@ -109,14 +110,14 @@ class _SlotFilter:
         return any(digest in layer for layer in self._layers)
 
 
-class KeptFilters:
-    """The filters of the intervals that a process works on."""
+class FilterCache:
+    """An LRU cache of the filters of a process's intervals."""
 
     def __init__(self) -> None:
         self._kept: OrderedDict[tuple[str, IntervalRef], IdFilters] = OrderedDict()
 
     def of(self, rows: str, ref: IntervalRef) -> IdFilters:
-        """Those of one interval; empty if this process has not seen it for long."""
+        """The filters of one interval; new ones if they are not in the cache."""
         found = self._kept.pop((rows, ref), None) or IdFilters()
         self._kept[rows, ref] = found
         while len(self._kept) > INTERVALS_MAX:
@@ -125,7 +126,7 @@ class KeptFilters:
 
 
 class DropRepeated:
-    """Drops records whose id was taken in before; the rest goes to the step's own work."""
+    """Drops records whose id was seen before, and passes the others to the inner logic."""
 
     def __init__(
         self,
@@ -136,7 +137,7 @@ class DropRepeated:
         filters: IdFilters,
         inputs: Sequence[str] = (),
     ) -> None:
-        """`inputs`: names of the inputs, by the number in `_input`; none: there is only one."""
+        """`inputs`: names of the inputs, by the number in `_input`; empty: a single input."""
         self._inner, self._column, self._slack_ms, self._filters = inner, column, slack_ms, filters
         self._inputs = tuple(inputs)
         self._slot_ms = max(SLOT_MS_MIN, slack_ms // 4)
@@ -145,19 +146,19 @@ class DropRepeated:
     def outputs(self) -> Mapping[str, Mapping[str, str]]:
         return self._inner.outputs
 
-    def wanted(self, table: pa.Table) -> Iterable[str]:
-        yield from self._inner.wanted(table)
+    def needed_states(self, table: pa.Table) -> Iterable[str]:
+        yield from self._inner.needed_states(table)
         yield INDEX
 
     def run(self, given: StepInput) -> StepResult:
         index = _decoded_index(given)
-        for some in _slices(self._filters.unknown(index), CHUNKS_PER_READ):
+        for some in _slices(self._filters.missing(index), CHUNKS_PER_READ):
             for chunk, digests in _read_chunks(given, some):
                 self._filters.include(chunk, digests)
         lows = _lows(given)
         is_new, added = self._decide(given, lows)
         table = given.table if is_new.all() else given.table.filter(pa.array(is_new))
-        wanted = {*self._inner.wanted(table), *(timer.key for timer in given.timers)}
+        wanted = {*self._inner.needed_states(table), *(timer.key for timer in given.timers)}
         result = self._inner.run(
             replace(
                 given,
@@ -176,7 +177,7 @@ class DropRepeated:
     def _decide(
         self, given: StepInput, lows: Ints
     ) -> tuple[np.ndarray[Any, np.dtype[np.bool_]], dict[Millis, list[Digest]]]:
-        """For each record whether it is new, and what that adds to each slot."""
+        """For each record whether it is new; and the ids to add to each slot."""
         digests = list(_digests(given.table, self._column, given.job, self._inputs))
         stored = self._stored(given, {digest for digest in digests if digest is not None})
         stamps = np.asarray(given.table.column("_ts").to_numpy(), dtype=np.int64).tolist()
@@ -184,7 +185,7 @@ class DropRepeated:
         added: dict[Millis, list[Digest]] = {}
         for place, (digest, ts, low) in enumerate(zip(digests, stamps, lows.tolist(), strict=True)):
             if digest is None:
-                continue  # a record without an id is what it is
+                continue  # a record without an id is never dropped
             slots = stored.setdefault(digest, set())
             if any(slot + self._slack_ms > low for slot in slots):
                 is_new[place] = False
@@ -196,11 +197,11 @@ class DropRepeated:
         return is_new, added
 
     def _stored(self, given: StepInput, digests: Iterable[Digest]) -> dict[Digest, set[Millis]]:
-        """In which slots each of these really is; only what a filter does not know as new is looked up."""
+        """The slots that contain each id, from the rows; ids that the filters call new are not read."""
         asked = {
             id_name(slot, digest): (digest, slot)
             for digest in digests
-            for slot in self._filters.maybe(digest)
+            for slot in self._filters.slots_with(digest)
         }
         found: dict[Digest, set[Millis]] = {}
         for name in given.read(list(asked)) if asked else ():
@@ -223,10 +224,10 @@ class DropRepeated:
         for slot, digests in added.items():
             written |= {id_name(slot, digest): b"" for digest in digests}
             if slot + self._slack_ms <= given.low_after:
-                # It was taken in and has expired within this step: a row of its own would never be cleared.
+                # The slot expires within this step: rows would never be deleted.
                 written |= {id_name(slot, digest): None for digest in digests}
                 continue
-            older, level = _absorbed(left, slot, len(digests))
+            older, level = _chunks_to_merge(left, slot, len(digests))
             merged = [*digests, *(one for _, found in _read_chunks(given, older) for one in found)]
             chunk = _chunk_of(slot, level, given.version, merged)
             written |= {old.name: None for old in older}
@@ -239,30 +240,30 @@ class DropRepeated:
 
 
 def id_name(slot: Millis, digest: Digest) -> str:
-    """The row that says that an id was taken in."""
+    """The name of the row of a seen id."""
     return f"{PREFIX}i{slot}:{digest.hex()}"
 
 
 def _digests(table: pa.Table, column: str, job: str, inputs: Sequence[str] = ()) -> Iterator[Digest | None]:
-    """Of each record what its id is known by: with its input and key; None if it has no id."""
+    """The digest of each record's input, key and id; None for a record without id."""
     if not table.num_rows:
         return
     if column not in table.column_names:
         raise ComputationFailed(
             f"records of job {job!r} have no column {column!r}",
-            why="its computation names it as the id of its records",
-            fix="keep the column up to the computation, or take `record_id` out of it",
+            why="its computation declares it as `record_id`",
+            fix="select the column up to the computation, or remove `record_id` from it",
             job=job,
         )
     columns = (table.column(name).to_pylist() for name in ("_input", "_key", column))
-    # By its name: the number is another one once the inputs are written in another order.
+    # By name, because the number changes when the inputs are declared in another order.
     sources = [b"%d=%b" % (len(name), name.encode()) for name in inputs] or [b"0"]
     for number, key, own in zip(*columns, strict=True):
         if key.startswith(PREFIX):
             raise ComputationFailed(
-                f"job {job!r} cannot keep state for a key that begins with {PREFIX!r}",
-                why="there it keeps the ids of records",
-                fix="give the record another key, or take `record_id` out of the computation",
+                f"job {job!r} cannot store state for a key that starts with {PREFIX!r}",
+                why="this prefix is reserved for the rows of record ids",
+                fix="use another key, or remove `record_id` from the computation",
                 job=job,
                 key=key,
             )
@@ -277,7 +278,7 @@ def _digests(table: pa.Table, column: str, job: str, inputs: Sequence[str] = ())
 
 
 def _lows(given: StepInput) -> Ints:
-    """For each record the low when it is read."""
+    """For each record the low at which it is read."""
     positions = np.array([cut.position for cut in given.cuts], dtype=np.int64)
     lows = np.array([given.low, *(cut.low for cut in given.cuts)], dtype=np.int64)
     return lows[np.searchsorted(positions, np.arange(given.table.num_rows), side="right")]
@@ -305,9 +306,7 @@ def _read_chunks(given: StepInput, chunks: Sequence[Chunk]) -> Iterator[tuple[Ch
     for chunk in chunks:
         data = rows.get(chunk.name)
         if data is None or len(data) != chunk.size * DIGEST_BYTES:
-            raise _damaged(
-                given.job, f"the index names a chunk that is not there or not whole: {chunk.name!r}"
-            )
+            raise _damaged(given.job, f"chunk {chunk.name!r} of the index is missing or has the wrong size")
         yield chunk, [data[at : at + DIGEST_BYTES] for at in range(0, len(data), DIGEST_BYTES)]
 
 
@@ -315,7 +314,7 @@ def _damaged(job: str, why: str) -> StateMismatch:
     return StateMismatch(
         f"the record ids of job {job!r} cannot be read",
         why=why,
-        fix="reset the job's state: something else wrote into it",
+        fix="reset the job's state: its rows are damaged",
     )
 
 
@@ -324,8 +323,8 @@ def _chunk_of(slot: Millis, level: int, version: int, digests: Sequence[Digest])
     return Chunk(slot, level, version, len(digests), int.from_bytes(mark, "big") >> 1)
 
 
-def _absorbed(chunks: Sequence[Chunk], slot: Millis, count: int) -> tuple[list[Chunk], int]:
-    """The older chunks that a new one of a slot is merged with, and the level of the result."""
+def _chunks_to_merge(chunks: Sequence[Chunk], slot: Millis, count: int) -> tuple[list[Chunk], int]:
+    """The older chunks to merge with a new chunk of a slot, and the level of the result."""
     found: list[Chunk] = []
     level = 0
     while True:
@@ -338,7 +337,7 @@ def _absorbed(chunks: Sequence[Chunk], slot: Millis, count: int) -> tuple[list[C
 
 
 def _first_ids(chunks: Sequence[Chunk]) -> list[Chunk]:
-    """As many as may be cleared away in one step; one at least."""
+    """The chunks to delete in one step: at least one, and at most CHUNK_IDS_MAX ids."""
     found: list[Chunk] = []
     for chunk in chunks:
         if found and sum(one.size for one in found) + chunk.size > CHUNK_IDS_MAX:

@@ -1,7 +1,8 @@
 """The stateful step: one interval, one micro-batch, exactly once (MillWheel 6.1, 6.2).
 
-Snapshot, user code outside any transaction, one short fenced write, then the outbox in order. It may be cut
-off between any two lines, repeated, and run by two workers at once: what is committed and sent is the same.
+A step reads a snapshot, runs user code outside any transaction, commits one short fenced write, and then
+sends the outbox in order. A crash between any two lines, a retry, or two workers that run the same step at
+once do not change what is committed and sent.
 """
 
 from __future__ import annotations
@@ -45,43 +46,43 @@ from penstock.streams.step.step import (
 )
 from penstock.streams.step.watermark import Cut, Ints, cut_at_marks, order_at_marks
 
-# --- changes that other workers made ---------------------------------------------------------------------
+# --- changes written by other workers --------------------------------------------------------------------
 
 _HEAD = struct.Struct(">II")  # length and CRC-32 of what follows
-FILE_SHARE = 4  # a file is begun anew when it has this many times what a worker may keep
+FILE_SHARE = 4  # a file is replaced when it is larger than this many times the cache of a worker
 FILE_BYTES_MIN = 2**20
 HEAD_BYTES = 16  # length and checksum of the first record, its token and versions
 
 
-class Change(msgspec.Struct, frozen=True, array_like=True):
-    """The writes of one step, from the version before the first to that after the last, under one token."""
+class CachedChange(msgspec.Struct, frozen=True, array_like=True):
+    """The state changes of one step under one token, from version `old` to version `new`."""
 
     token: int
     old: int
     new: int
-    states: dict[str, bytes | None]  # None: there is none any more
-    read: int = 0  # states that the step had to read from the rows
+    states: dict[str, bytes | None]  # None: deleted
+    read: int = 0  # states that the step read from the row store
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """How far a worker has read a file of changes. `head`: its first bytes; a new file has others."""
+class FilePosition:
+    """How far a worker has read a file of changes. `head`: the first bytes, which differ in a new file."""
 
     head: bytes = b""
     position: int = 0
 
 
-_DECODER = msgspec.msgpack.Decoder(Change)
+_DECODER = msgspec.msgpack.Decoder(CachedChange)
 
 
 class SharedChanges:
-    """Files of changes in a folder that the workers of one machine share while they run."""
+    """Files of state changes, in a folder that the workers of one machine share while they run."""
 
     def __init__(self, folder: Path, bytes_max: int) -> None:
         self._folder, self._bytes_max = folder, bytes_max
 
-    def append(self, ref: IntervalRef, change: Change) -> None:
-        """Add what a step of this worker wrote. More than a worker would keep is left out."""
+    def append(self, ref: IntervalRef, change: CachedChange) -> None:
+        """Append what a step of this worker wrote. A change larger than a worker's cache is skipped."""
         if _bytes_of(change.states) > self._bytes_max:
             return
         data = msgspec.msgpack.encode(change)
@@ -90,7 +91,7 @@ class SharedChanges:
             self._folder.mkdir(parents=True, exist_ok=True)
             self._append(self._path(ref), data)
         except OSError:
-            pass  # a full disk, say: whoever misses this reads the rows
+            pass  # for example a full disk: other workers read the row store instead
 
     def _append(self, path: Path, data: bytes) -> None:
         if _file_size(path) + len(data) > max(FILE_SHARE * self._bytes_max, FILE_BYTES_MIN):
@@ -98,23 +99,23 @@ class SharedChanges:
             new.write_bytes(data)
             new.replace(path)
             return
-        # One write to the end: two workers that append at once do not damage each other's.
+        # One write in append mode, so that concurrent appends of two workers do not mix.
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         try:
             os.write(descriptor, data)
         finally:
             os.close(descriptor)
 
-    def end(self, ref: IntervalRef) -> Place:
-        """The end of the file: a worker that knows no states reads from here."""
+    def end(self, ref: IntervalRef) -> FilePosition:
+        """The end of the file: where a worker with an empty cache starts to read."""
         try:
             with self._path(ref).open("rb") as file:
-                return Place(file.read(HEAD_BYTES), os.fstat(file.fileno()).st_size)
+                return FilePosition(file.read(HEAD_BYTES), os.fstat(file.fileno()).st_size)
         except OSError:
-            return Place()
+            return FilePosition()
 
-    def since(self, ref: IntervalRef, place: Place) -> tuple[list[Change], Place]:
-        """The changes after this place, in order, and the place behind the last one."""
+    def read_after(self, ref: IntervalRef, place: FilePosition) -> tuple[list[CachedChange], FilePosition]:
+        """The changes after this position, in order, and the position after the last one."""
         try:
             descriptor = os.open(self._path(ref), os.O_RDONLY)
         except OSError:
@@ -126,20 +127,20 @@ class SharedChanges:
         finally:
             os.close(descriptor)
         changes, end = _parse(data)
-        return changes, Place(head, start + end)
+        return changes, FilePosition(head, start + end)
 
     def _path(self, ref: IntervalRef) -> Path:
         return self._folder / f"{hashlib.sha256(ref.birth.encode()).hexdigest()[:32]}.news"
 
 
-def _parse(data: bytes) -> tuple[list[Change], int]:
-    """Whole records, and where they end; after one that is damaged nothing of the rest is believed."""
+def _parse(data: bytes) -> tuple[list[CachedChange], int]:
+    """The complete records and where they end; after a damaged record all of the data is discarded."""
     changes, at = [], 0
     while at + _HEAD.size <= len(data):
         length, crc = _HEAD.unpack_from(data, at)
         body = data[at + _HEAD.size : at + _HEAD.size + length]
         if len(body) < length:
-            break  # not all of it is there yet
+            break  # not written completely yet
         if zlib.crc32(body) != crc:
             return [], len(data)
         changes.append(_DECODER.decode(body))
@@ -160,53 +161,53 @@ def _bytes_of(states: Mapping[str, bytes | None]) -> int:
 
 # --- the cache -------------------------------------------------------------------------------------------
 
-# What a kept entry costs beside its text and bytes: two objects and a place in a map.
+# Overhead of an entry beside its name and bytes: two objects and a slot in a map.
 ENTRY_BYTES = 200
-# A worker is shared by the tasks of a container; jobs beyond these start again with nothing.
+# Tasks of several jobs share a worker; the least recently used job above this number loses its cache.
 JOBS_MAX = 8
 
 
-class KnownStates:
-    """What is known of an interval's states at one version; None: there is none under this name."""
+class CachedStates:
+    """Cached states of one interval at one version. The value None means: this name has no state."""
 
-    def __init__(self, read_to: Place | None = None) -> None:
+    def __init__(self, read_to: FilePosition | None = None) -> None:
         self._at: tuple[int, int] | None = None
         self._states: OrderedDict[str, bytes | None] = OrderedDict()
         self.size = 0
-        self.read_to = read_to or Place()  # how far the changes of other workers were read
-        self._written: Change | None = None  # by the step that has it now
-        self._read = 0  # names that this step asked the rows for
+        self.read_to = read_to or FilePosition()  # position in the changes of other workers
+        self._written: CachedChange | None = None  # by the current step
+        self._read = 0  # names that this step read from the row store
 
     def __len__(self) -> int:
         return len(self._states)
 
-    def fits(self, row: IntervalRow) -> bool:
-        """True if this is what the interval has now; else everything is forgotten."""
+    def matches(self, row: IntervalRow) -> bool:
+        """True if the cache is at the version of this row; otherwise the cache is cleared."""
         if self._at == (row.token, row.version):
             return True
-        self.forget()
+        self.clear()
         return False
 
-    def forget(self) -> None:
+    def clear(self) -> None:
         """Drop all states."""
         self._at, self.size = None, 0
         self._states.clear()
 
-    def apply(self, changes: Iterable[Change], read_to: Place) -> None:
-        """Apply what other workers wrote since, as far as it follows the version that is known."""
+    def apply(self, changes: Iterable[CachedChange], read_to: FilePosition) -> None:
+        """Apply changes of other workers, as long as each follows the cached version."""
         self.read_to = read_to
         for change in changes:
             if self._at == (change.token, change.old):
                 self._at = (change.token, change.new)
                 self._change(change.states)
 
-    def take_written(self) -> Change | None:
-        """What was written since this was called last, for other workers."""
+    def take_written(self) -> CachedChange | None:
+        """What was written since the last call, to be shared with other workers."""
         written, read, self._written, self._read = self._written, self._read, None, 0
         return None if written is None else msgspec.structs.replace(written, read=read)
 
     def split(self, names: Iterable[str]) -> tuple[dict[str, bytes], list[str]]:
-        """Of these the states that are known, and the names that must be read."""
+        """The cached states among these names, and the names that must be read."""
         found: dict[str, bytes] = {}
         missing = []
         for name in dict.fromkeys(names):
@@ -219,8 +220,8 @@ class KnownStates:
                 missing.append(name)
         return found, missing
 
-    def learn(self, row: IntervalRow, names: Iterable[str], states: Mapping[str, bytes]) -> None:
-        """What a read of this row found. Requires: `fits` was asked with a row of the same version."""
+    def add_read(self, row: IntervalRow, names: Iterable[str], states: Mapping[str, bytes]) -> None:
+        """Add the result of a read. Requires: `matches` was called with a row of the same version."""
         self._at = (row.token, row.version)
         for name in names:
             self._read += 1
@@ -230,31 +231,31 @@ class KnownStates:
             self._put(name, value)
 
     def committed(self, old: IntervalRow, new: IntervalRow, changed: Mapping[str, bytes | None]) -> None:
-        """A write of this worker was answered. If the version rose by more than 1, others wrote too."""
+        """Record a commit of this worker. If the version rose by more than 1, other workers wrote too."""
         if (new.token, new.version) != (old.token, old.version + 1):
-            self.forget()
+            self.clear()
             return
         self._note(new, changed)
-        if self.fits(old):
+        if self.matches(old):
             self._at = (new.token, new.version)
             self._change(changed)
 
     def _note(self, new: IntervalRow, changed: Mapping[str, bytes | None]) -> None:
-        """Writes of one step that follow each other are one change."""
+        """Consecutive writes of one step are one change."""
         last, old = self._written, new.version - 1
         if last is None or (last.token, last.new) != (new.token, old):
-            last = Change(token=new.token, old=old, new=old, states={})
+            last = CachedChange(token=new.token, old=old, new=old, states={})
         self._written = msgspec.structs.replace(last, new=new.version, states={**last.states, **changed})
 
     def _change(self, states: Mapping[str, bytes | None]) -> None:
         for name, value in states.items():
-            if value == b"":  # says only that it is there, as rows of record ids do: not worth the room
+            if value == b"":  # a marker row, as for record ids: not worth caching
                 self._drop(name)
             else:
                 self._put(name, value)
 
     def shrink(self, bytes_max: int) -> None:
-        """Forget what was used longest ago, until this is enough."""
+        """Evict the least recently used states until the size is at most `bytes_max`."""
         while self.size > bytes_max and self._states:
             name, value = self._states.popitem(last=False)
             self.size -= _size_of(name, value)
@@ -270,48 +271,48 @@ class KnownStates:
 
 
 class StateCache:
-    """What one process knows of the states of one job's intervals, within a bound."""
+    """The states of one job's intervals that one process has cached, at most `bytes_max`."""
 
     def __init__(self, bytes_max: int, changes: SharedChanges | None = None) -> None:
         self.bytes_max, self._changes = bytes_max, changes
-        self._known: OrderedDict[IntervalRef, KnownStates] = OrderedDict()
+        self._cached: OrderedDict[IntervalRef, CachedStates] = OrderedDict()
 
     @property
     def size(self) -> int:
-        """Bytes that are kept, about."""
-        return sum(known.size for known in self._known.values())
+        """Approximate size in bytes."""
+        return sum(cached.size for cached in self._cached.values())
 
-    def take(self, ref: IntervalRef) -> KnownStates:
-        """What is known of an interval; nobody else has it until it is given back."""
-        known = self._known.pop(ref, None)
-        if known is None:
-            return KnownStates(Place() if self._changes is None else self._changes.end(ref))
+    def take(self, ref: IntervalRef) -> CachedStates:
+        """Take the cached states of an interval out of the cache, until `put_back`."""
+        cached = self._cached.pop(ref, None)
+        if cached is None:
+            return CachedStates(FilePosition() if self._changes is None else self._changes.end(ref))
         if self._changes is not None:
-            known.apply(*self._changes.since(ref, known.read_to))
-        return known
+            cached.apply(*self._changes.read_after(ref, cached.read_to))
+        return cached
 
-    def give(self, ref: IntervalRef, known: KnownStates) -> None:
-        """Keep it; the intervals and names that were used longest ago make room."""
-        written = known.take_written()
+    def put_back(self, ref: IntervalRef, cached: CachedStates) -> None:
+        """Put the states back and share what was written; evict least recently used entries if needed."""
+        written = cached.take_written()
         if self._changes is not None and written is not None:
             self._changes.append(ref, written)
-        known.shrink(self.bytes_max)
-        if not len(known):
+        cached.shrink(self.bytes_max)
+        if not len(cached):
             return
-        self._known[ref] = known
+        self._cached[ref] = cached
         excess = self.size - self.bytes_max
-        for other in list(self._known):
+        for other in list(self._cached):
             if excess <= 0:
                 return
-            before = self._known[other].size
-            self._known[other].shrink(before - excess)
-            excess -= before - self._known[other].size
-            if not len(self._known[other]):
-                del self._known[other]
+            before = self._cached[other].size
+            self._cached[other].shrink(before - excess)
+            excess -= before - self._cached[other].size
+            if not len(self._cached[other]):
+                del self._cached[other]
 
 
 class StateCaches:
-    """A cache for each job that a process works for."""
+    """The caches of all jobs that a process works for."""
 
     def __init__(self) -> None:
         self._caches: OrderedDict[tuple[str, str], StateCache] = OrderedDict()
@@ -319,9 +320,9 @@ class StateCaches:
     def of(
         self, rows: str, job_birth: str, bytes_max: int, shared: Callable[[], Path | None] = lambda: None
     ) -> StateCache | None:
-        """The cache of a job whose rows are at this place; None if it wants none.
+        """The cache of a job with its rows in this store; None if the job has no cache.
 
-        `shared` is asked once for a folder that all workers of this machine have for the job.
+        `shared` is called once; it gives the folder that all workers of this machine share for the job.
         """
         found = self._caches.pop((rows, job_birth), None)
         if bytes_max <= 0:
@@ -341,13 +342,13 @@ def _size_of(name: str, value: bytes | None) -> int:
 
 __all__ = ["InputRange", "OutputSpec", "StatefulStep", "StepReport", "open_interval"]
 
-# Twins of one worker rarely meet even once.
+# A conflict between twins is rare, so more attempts than this mean a bug.
 COMMIT_ATTEMPTS = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Rows:
-    """The records of a step that were not committed before."""
+    """Records of a step."""
 
     inputs: Ints
     offsets: Ints
@@ -358,12 +359,12 @@ class _Rows:
         return _Rows(inputs=_ints(table, "_input"), offsets=_ints(table, "_offset"), table=table)
 
     def from_offsets(self, committed: Sequence[int]) -> _Rows:
-        """Only those at or above the committed offset of their input."""
+        """Only the records at or above the committed offset of their input."""
         fresh = self.offsets >= np.array(committed, dtype=np.int64)[self.inputs]
         return self if fresh.all() else _Rows.of(self.table.filter(pa.array(fresh)))
 
     def readable(self) -> tuple[_Rows, int]:
-        """Those that could be parsed, and the number of the others."""
+        """The records that could be parsed, and the number of the others."""
         if "_bad" not in self.table.column_names:
             return self, 0
         good = self.table.filter(self.table.column("_bad").is_null())
@@ -388,7 +389,7 @@ class StatefulStep:
     ) -> None:
         self._sending = sending or Sending()
         self._ref, self._token, self._rows, self._log = ref, token, rows, log
-        self._cache, self._known = cache, KnownStates()
+        self._cache, self._cached = cache, CachedStates()
         self._outputs = {output.stream: output for output in outputs}
         self._logic: StepLogic = (
             KeyedLogic(computation, timers_max=timers_per_step_max)
@@ -407,14 +408,14 @@ class StatefulStep:
     def run(
         self, ranges: Sequence[InputRange], batches: Iterable[pa.RecordBatch], *, now_ms: Millis
     ) -> StepReport:
-        """Do one step. Without records it still sends leftovers, fires timers and raises lows.
+        """Run one step. Without records it still sends unsent outbox rows, fires timers and raises lows.
 
         Rows of `batches` are in order and have `_input` (index into `ranges`), `_offset`, `_ts`, `_key`,
-        `_late`. Other columns that start with an underscore are not the user's. Rows with `_bad` are counted
-        and passed over.
+        `_late`. Other columns that start with an underscore are system columns. Rows with `_bad` are counted
+        and skipped.
         """
-        # Taken out, and given back at the end: a step that fails, wherever, leaves nothing behind.
-        self._known = KnownStates() if self._cache is None else self._cache.take(self._ref)
+        # Taken out of the cache until the end: a step that fails anywhere leaves no cached states.
+        self._cached = CachedStates() if self._cache is None else self._cache.take(self._ref)
         row, has_wall = self._send_outbox(now_ms)
         rows = _Rows.of(_table_of(batches))
         assert all(number < len(ranges) for number in np.unique(rows.inputs)), "an input that was not planned"
@@ -434,7 +435,7 @@ class StatefulStep:
                 row, _ = self._send_outbox(now_ms)
             break
         if self._cache is not None:
-            self._cache.give(self._ref, self._known)
+            self._cache.put_back(self._ref, self._cached)
         report_low(
             row, producer=self._ref.birth, log=self._log, outputs=list(self._outputs.values()), now_ms=now_ms
         )
@@ -443,8 +444,9 @@ class StatefulStep:
     def _attempt(
         self, ranges: Sequence[InputRange], rows: _Rows, row: IntervalRow, now_ms: Millis, has_wall: bool
     ) -> tuple[dict[str, int] | None, IntervalRow, bool]:
-        """Decide on what `row` says and commit; no counters if a twin did it, VersionMoved if one was
-        faster.
+        """Run the step from the state in `row` and commit. No counters: a twin had committed this step.
+
+        Raises VersionMoved if a twin commits in the meantime.
         """
         check_start(self._ref, row, ranges)
         fresh, bad = rows.from_offsets([row.offsets[asked.birth] for asked in ranges]).readable()
@@ -454,9 +456,9 @@ class StatefulStep:
             return None, row, False
         low = cuts[-1].low if cuts else row.input_low
         table = _with_keys(fresh.table)
-        wanted = list(self._logic.wanted(table))
+        wanted = list(self._logic.needed_states(table))
         snapshot = self._snapshot(row, wanted, low, wall_up_to=now_ms)
-        # How large each state was that this step has read: what it changes then needs no second look.
+        # Sizes of the states that this step has read, so that the commit need not read them again.
         before: dict[str, int | None] = {}
         _note(before, [*wanted, *(timer.key for timer in snapshot.timers)], snapshot.states)
 
@@ -498,39 +500,39 @@ class StatefulStep:
             )
             changes = replace(changes, outbox=tuple(left))
         new = self._rows.commit(self._ref, token=self._token, version=row.version, changes=changes)
-        self._known.committed(row, new, changes.states)
+        self._cached.committed(row, new, changes.states)
         return counters, new, bool(changes.outbox)
 
     def _record_of(self, error: ComputationFailed, ranges: Sequence[InputRange], table: pa.Table) -> str:
-        """Where the record lies at which user code failed, as far as that is known."""
+        """The position of the record for which user code failed, as far as it is cached."""
         partition = f", partition {self._ref.partition}"
         if error.offset is None:
             return partition
         inputs = table.column("_input").filter(pc.equal(table.column("_offset"), error.offset)).unique()
-        # With several inputs two may have a record of that offset.
+        # With several inputs, two of them may have a record with this offset.
         found = [ranges[number].category for number in inputs.to_pylist()]
         return partition if len(found) != 1 else f" of {found[0]!r}{partition}"
 
     def _snapshot(
         self, row: IntervalRow, names: Iterable[str], timers_up_to: Millis, wall_up_to: Millis = LOW_MIN
     ) -> Snapshot:
-        """What `row` says, or VersionMoved. States that are known as of its version are not read again."""
-        self._known.fits(row)
-        known, missing = self._known.split(names)
+        """A snapshot at the version of `row`, or VersionMoved. Cached states are not read again."""
+        self._cached.matches(row)
+        cached, missing = self._cached.split(names)
         found = self._rows.snapshot(
             self._ref, token=self._token, keys=missing, timers_up_to=timers_up_to, wall_up_to=wall_up_to
         )
         if found.row.version != row.version:
             raise VersionMoved("a twin wrote between two reads of a step")
         if self._cache is not None:
-            self._known.learn(found.row, missing, found.states)
-        return replace(found, states={**known, **found.states}) if known else found
+            self._cached.add_read(found.row, missing, found.states)
+        return replace(found, states={**cached, **found.states}) if cached else found
 
     def _read_more(self, row: IntervalRow, names: Iterable[str]) -> Mapping[str, bytes]:
-        """More states of the same version; if all are known, the commit will tell whether it still stands."""
+        """More states of the same version. If all are cached, only the commit compares the version."""
         wanted = list(names)
-        known, missing = self._known.split(wanted) if self._known.fits(row) else ({}, wanted)
-        return self._snapshot(row, wanted, LOW_MIN).states if missing else known
+        cached, missing = self._cached.split(wanted) if self._cached.matches(row) else ({}, wanted)
+        return self._snapshot(row, wanted, LOW_MIN).states if missing else cached
 
     def _cuts(
         self, ranges: Sequence[InputRange], fresh: _Rows, row: IntervalRow
@@ -568,7 +570,7 @@ class StatefulStep:
             )
         ]
         return Changes(
-            offsets=ends,  # the planned end, not the last row seen: rows may have been filtered out
+            offsets=ends,  # the planned end: the last rows may have been filtered out
             input_low=low,
             states=result.states,
             timers_set=result.timers_set,
@@ -579,7 +581,7 @@ class StatefulStep:
         )
 
     def _send_outbox(self, now_ms: Millis) -> tuple[IntervalRow, bool]:
-        """Publish whatever is undelivered, oldest first, and only then forget it. Are wall timers due?"""
+        """Publish unsent outbox rows, oldest first, then delete them. The flag: wall timers are due."""
         snapshot = self._rows.snapshot(
             self._ref, token=self._token, keys=(), timers_up_to=LOW_MIN, wall_up_to=now_ms
         )
@@ -587,18 +589,18 @@ class StatefulStep:
             return snapshot.row, bool(snapshot.timers)
         sent = publish_outbox(snapshot.outbox, log=self._log, birth=self._ref.birth, token=self._token)
         row = self._rows.delivered(self._ref, token=self._token, ids=sent)
-        self._known.committed(snapshot.row, row, {})
+        self._cached.committed(snapshot.row, row, {})
         return row, bool(snapshot.timers)
 
 
 def _note(before: dict[str, int | None], names: Iterable[str], states: Mapping[str, bytes]) -> None:
-    """These were read, and some of them found."""
+    """Note the sizes of states that were read; None for names without a state."""
     before.update(dict.fromkeys(names))
     before.update(zip(states, map(len, states.values()), strict=True))
 
 
 def _with_keys(table: pa.Table) -> pa.Table:
-    """A missing key is the empty one."""
+    """A null key becomes the empty key."""
     keys = table.column("_key")
     if not keys.null_count:
         return table

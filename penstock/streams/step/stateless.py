@@ -1,7 +1,7 @@
-"""The stateless step: promise a range, publish what Spark made of it, commit the range (MillWheel 6.1.3).
+"""The stateless step: store an intent, publish the output of a range, commit the range (MillWheel 6.1.3).
 
-It publishes before it commits, so a repeat must be the same: an intent with range, plan and package is made
-durable first, and a successor replays exactly that before anything else.
+It publishes before it commits, so a retry must publish the same records: an intent with range, plan and
+package is stored first, and a successor replays it before any other step.
 """
 
 from __future__ import annotations
@@ -32,18 +32,17 @@ from penstock.streams.step.watermark import Ints, event_time_low, low_at_end
 
 
 def pending_intent(row: IntervalRow) -> Intent | None:
-    """What a predecessor promised and did not finish: to be replayed, with its own plan, before all else."""
+    """The unfinished intent of a predecessor, which must be replayed first, with its own plan."""
     return row.intent
 
 
 class StatelessStep:
     """Runs the steps of one interval under one token and plan.
 
-    An input's offsets are the sequences of what is made of it, so each has its own producer: `producers`, by
-    the birth of the input.
+    Sequences come from the offsets of an input, so each input birth has its own producer in `producers`.
 
-    `lateness` maps the births of event-time inputs to their lateness; all other inputs follow their marks.
-    `followed`: births of those whose idle partitions follow this one: they are told how far it is.
+    `lateness`: birth -> lateness of event-time inputs; all other inputs follow their marks. `followed`:
+    births of inputs whose idle partitions follow this one: the step reports its low to them.
     """
 
     def __init__(
@@ -67,11 +66,11 @@ class StatelessStep:
         self._lateness, self._stops_at_poison = lateness or {}, stops_at_poison
         self._followed = frozenset(followed)
         self._ranges: tuple[InputRange, ...] = ()
-        # By birth, committed when the step began: rows below it were published before.
+        # Birth -> committed offset when the step began: rows below it were published before.
         self._starts: Mapping[str, int] = {}
 
     def begin(self, ranges: Sequence[InputRange]) -> bool:
-        """Promise the ranges of all inputs. False: a twin has committed them, there is nothing to do."""
+        """Store an intent for the ranges. False: a twin has committed them already."""
         self._ranges = tuple(ranges)
         asked_from = {asked.birth: asked.start for asked in ranges}
         for attempt in range(COMMIT_ATTEMPTS):
@@ -82,11 +81,11 @@ class StatelessStep:
                 return False
             wanted = self._intent(row)
             if row.intent == wanted or (row.intent is not None and _is_same(row.intent, wanted)):
-                return True  # a replay, or a twin promised the same
+                return True  # a replay, or a twin stored the same intent
             if row.intent is not None:
                 raise self._other_intent(row.intent)
             if wanted is None:
-                return True  # nothing will be published, so there is nothing to promise
+                return True  # nothing will be published, so no intent is needed
             try:
                 self._rows.commit(
                     self._ref, token=self._token, version=row.version, changes=Changes(intent=wanted)
@@ -104,11 +103,11 @@ class StatelessStep:
         event_time_max: Mapping[str, Millis] | None = None,
         now_ms: Millis | None,
     ) -> StepReport:
-        """Publish what the plan made of the range, then commit it. Requires: `begin` returned True.
+        """Publish the output of the ranges, then commit them. Requires: `begin` returned True.
 
         Rows have `_offset`, `_ts`, `_key`, `_late`, the outputs' columns, and for records that did not parse
-        `_bad` (why) and `_raw`. Rows made of one record are in order. `event_time_max`: the running maximum
-        after the range, over all records read. `now_ms` None: the low is not reported.
+        `_bad` (the reason) and `_raw`. Rows made of one record are in order. `event_time_max`: the running
+        maximum after the range, over all records read. `now_ms` None: do not report the low.
         """
         assert self._ranges, "begin comes first"
         table = self._fresh(batches)
@@ -119,7 +118,7 @@ class StatelessStep:
         return StepReport.of(row, counters if committed else None)
 
     def already_done(self, *, now_ms: Millis | None) -> StepReport:
-        """What a worker reports whose `begin` returned False: the lows alone."""
+        """The report of a worker whose `begin` returned False: only the lows."""
         row = self._row()
         self._report_low(row, now_ms)
         return StepReport.of(row, None)
@@ -140,7 +139,7 @@ class StatelessStep:
                 )
 
     def _is_done(self, row: IntervalRow, before: Mapping[str, int]) -> bool:
-        """True if somebody committed these ranges since offsets were `before`: all inputs, or none."""
+        """True if the ranges were committed after the offsets `before`, by this worker or a twin."""
         committed = [(row.offsets[asked.birth], asked) for asked in self._ranges]
         if any(offset > asked.end for offset, asked in committed):
             return True
@@ -162,22 +161,22 @@ class StatelessStep:
 
     def _other_intent(self, intent: Intent) -> IntentStands:
         return IntentStands(
-            f"interval {name_of(self._ref)} has promised another step",
+            f"interval {name_of(self._ref)} has an unfinished intent for another step",
             why=f"{dict(intent.ranges)} with plan {intent.plan_hash} and package {intent.package} may be "
-            f"published in part, asked for was {self._ranges} with plan {self._plan_hash} and package "
+            f"published in part; this step is {self._ranges} with plan {self._plan_hash} and package "
             f"{self._package}",
-            fix="restart the task: it replays the promised step first",
+            fix="restart the task: it replays the intent first",
         )
 
     def _fresh(self, batches: Iterable[pa.RecordBatch]) -> pa.Table | None:
-        """The rows of the ranges that are not committed, input by input, in order."""
+        """The uncommitted rows of the ranges, input by input, in order."""
         found = [batch for batch in batches if batch.num_rows]
         if not found:
             return None
         table = pa.Table.from_batches(found)
         inputs, offsets = _inputs(table), _offsets(table)
         if (np.diff(inputs) < 0).any() or (np.diff(offsets)[np.diff(inputs) == 0] < 0).any():
-            order = np.lexsort((offsets, inputs))  # a source may put what does not parse before the rest
+            order = np.lexsort((offsets, inputs))  # a source may put unreadable records before the others
             table, inputs, offsets = table.take(pa.array(order)), inputs[order], offsets[order]
         fresh = np.zeros(len(offsets), dtype=np.bool_)
         strange = np.ones(len(offsets), dtype=np.bool_)
@@ -187,15 +186,15 @@ class StatelessStep:
             fresh |= mine & (offsets >= self._starts[asked.birth])
         if strange.any():
             raise IntervalError(
-                f"interval {name_of(self._ref)} was given rows that its range does not hold",
+                f"interval {name_of(self._ref)} got rows outside of its ranges",
                 why=f"their offsets are {offsets[strange].min()} to {offsets[strange].max()}, "
                 f"the ranges are {self._ranges}",
-                fix="report it: source and step disagree about the range",
+                fix="report a bug: source and step disagree about the range",
             )
         return table.filter(pa.array(fresh))
 
     def _publish(self, table: pa.Table | None) -> dict[str, int]:
-        """One publish per input and output. What a predecessor or twin sent is trimmed by the bus."""
+        """One publish per input and output. The bus trims what a predecessor or twin has published."""
         counters = {"late": 0, "bad": 0, "productions": 0}
         if table is None or not table.num_rows:
             return counters
@@ -217,7 +216,7 @@ class StatelessStep:
         for output in self._outputs:
             for_dead = is_dead(output.stream)
             if for_dead and output.stream != dead_stream(asked.number):
-                continue  # what could not be read of another input
+                continue  # dead letters of another input
             own = dead if for_dead else good
             if not own.num_rows:
                 continue
@@ -237,9 +236,9 @@ class StatelessStep:
         counts = np.diff(np.append(firsts, len(offsets)))
         if counts.max() > 1 << INDEX_BITS:
             raise IntervalError(
-                f"interval {name_of(self._ref)} makes too many records of one",
-                why=f"{int(counts.max())} of one input record, at most {1 << INDEX_BITS} can be told apart",
-                fix="split the work over two steps",
+                f"interval {name_of(self._ref)} makes too many records of one input record",
+                why=f"{int(counts.max())} of one record; the limit is {1 << INDEX_BITS}",
+                fix="split the flat_map into two steps",
             )
         places = np.arange(len(offsets), dtype=np.int64) - np.repeat(firsts, counts)
         return ((offsets + 1) << INDEX_BITS) | places
@@ -250,10 +249,10 @@ class StatelessStep:
     def _poison(self, dead: pa.Table, asked: InputRange) -> PoisonRecord:
         offset, reason = dead.column("_offset")[0].as_py(), dead.column("_bad")[0].as_py()
         return PoisonRecord(
-            f"job {self._ref.job}: a record of {asked.category!r} cannot be worked on",
+            f"job {self._ref.job}: a record of {asked.category!r} cannot be processed",
             why=f"partition {self._ref.partition}, offset {offset}: {reason}",
-            fix="set `poison: dead_letter` to put such records aside, or correct the plan; nothing of this "
-            "step was published"
+            fix="set `poison: dead_letter` to write such records to the dead letters, or correct the plan; "
+            "nothing of this step was published"
             if self._has_dead_letters(asked)
             else "correct the plan: this job has no dead-letter category; nothing of this step was published",
             job=self._ref.job,
@@ -278,11 +277,11 @@ class StatelessStep:
 
     def _by_partition(self, batch: pa.RecordBatch, output: OutputSpec) -> dict[int, pa.RecordBatch]:
         keys = batch.column("_key")
-        if keys.null_count == len(keys):  # unkeyed: stay together; a key that is missing is the empty one
+        if keys.null_count == len(keys):  # records without keys stay in one partition
             return {self._ref.partition % output.partitions: batch}
         targets = partitions_of(keys, output.partitions)
         if (self._plan.get("plan") or {}).get("spread"):
-            # By the offset of the record it was made of: the same again when the step is repeated.
+            # By the offset of the input record, so that a retry chooses the same partition.
             offsets = np.asarray(batch.column("_seq").to_numpy(), dtype=np.int64) >> INDEX_BITS
             targets = (targets + offsets) % output.partitions
         return {
@@ -296,8 +295,8 @@ class StatelessStep:
         for attempt in range(COMMIT_ATTEMPTS):
             row = self._row()
             if self._is_done(row, self._starts):
-                return row, False  # a twin was faster; it published the same
-            # Each input's low counts, also of one with nothing new.
+                return row, False  # a twin has published and committed the same
+            # The low of each input counts, also of inputs without new records.
             low = min(self._low_after(row, asked, event_time_max) for asked in self._ranges)
             nothing_new = all(row.offsets[asked.birth] == asked.end for asked in self._ranges)
             if nothing_new and low <= row.input_low:
@@ -332,7 +331,7 @@ class StatelessStep:
 
 
 def _is_same(one: Intent, other: Intent | None) -> bool:
-    """Plans are compared by hash: the text may have been through JSON."""
+    """Compare plans by hash: their text may have changed in JSON."""
     return other is not None and (dict(one.ranges), one.package, one.plan_hash) == (
         dict(other.ranges),
         other.package,
@@ -341,7 +340,7 @@ def _is_same(one: Intent, other: Intent | None) -> bool:
 
 
 def _fitted(table: pa.Table, output: OutputSpec) -> pa.RecordBatch:
-    """The rows in exactly the output's columns."""
+    """The rows with exactly the output's columns."""
     kinds = {"_seq": pa.int64(), "_ts": pa.int64(), "_key": pa.string(), "_late": pa.bool_()}
     kinds |= {name: ARROW_TYPES[kind] for name, kind in output.columns}
     missing = [name for name in kinds if name not in table.column_names]

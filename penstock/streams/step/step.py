@@ -1,4 +1,4 @@
-"""What every step is given and what it reports, and how a driver opens an interval before the first step."""
+"""What all steps share: inputs, outputs, reports, and how a task opens an interval."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from penstock.jobs.tasks import TaskSpec
 from penstock.streams.bus.log import LOW_COLUMN, LOW_MIN, Category, CategorySpec, Log
 from penstock.streams.rows.row_store import IntervalRef, IntervalRow, RowStore, counter_name, name_of
 
-# Columns that every row between the source and the step carries beside the user's own.
-# `_kind`: 0 data, 1 begin of the range, 2 end of it, 3 a record that could not be read, 4 all of it was done
+# System columns of every row between the source and the step.
+# `_kind`: 0 data, 1 begin of the range, 2 end of the range, 3 a record that could not be read, 4 the step ran
 # at the source.
 SYSTEM_COLUMNS = (
     ("_kind", "tinyint"),
@@ -39,7 +39,7 @@ DATA, BEGIN, END, BAD, DONE = 0, 1, 2, 3, 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InputSpec:
-    """A category a task reads, as it was when the task started; `columns`: those that are read."""
+    """A category that a task reads, as it was when the task started; `columns`: the columns that it reads."""
 
     category: str
     birth: str
@@ -50,14 +50,14 @@ class InputSpec:
     ts_column: str
     partitions: int
     idle_after_ms: Millis = 0
-    ahead_max_ms: Millis = 0  # of event_time alone; 0: records may come from any future
+    ahead_max_ms: Millis = 0  # only for event_time; 0: no limit for event times in the future
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnedInterval:
-    """An interval this task acquired: under which token it writes, and as whom it publishes.
+    """An interval that this task acquired: the token of its writes, and its producer names on the bus.
 
-    `producers`: by the birth of the input a record was made of, also of inputs that an earlier plan had.
+    `producers`: input birth -> producer name, also for the inputs of earlier plans.
     """
 
     ref: IntervalRef
@@ -67,9 +67,9 @@ class OwnedInterval:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskDescriptor:
-    """A task spec and what the task added when it acquired its intervals.
+    """A task spec with what the task added when it acquired its intervals.
 
-    It travels to Spark's workers as JSON, as an option of the data source.
+    It is sent to Spark's workers as JSON, in an option of the data source.
     """
 
     spec: TaskSpec
@@ -79,9 +79,9 @@ class TaskDescriptor:
     intervals: tuple[OwnedInterval, ...]
     inputs: tuple[InputSpec, ...]
     outputs: tuple[OutputSpec, ...]
-    drain_file: str = ""  # once it exists no further batch is planned: how a task stops between batches
-    turn_ms: Millis = 0  # how long one of its intervals may take in a batch; 0: as long as it takes
-    # partition -> {input category birth: {offset: why}}: records at which Spark's own expressions failed.
+    drain_file: str = ""  # once this file exists, no further batch is planned: the task stops between batches
+    turn_ms: Millis = 0  # time limit of an interval in a batch; 0: none
+    # partition -> {input category birth: {offset: reason}}: records for which Spark's own expressions failed.
     poisoned: Mapping[str, Mapping[str, Mapping[str, str]]] = field(default_factory=dict)
     # Batch mode only: partition -> {input category birth: [start, end)}, for replaying an intent.
     replay: Mapping[str, Mapping[str, tuple[int, int]]] | None = None
@@ -93,7 +93,7 @@ class TaskDescriptor:
 
     @property
     def plan(self) -> Mapping[str, Any]:
-        """As it is stored: an intent is compared by its text, so it passes through no other form."""
+        """The plan as it is stored: intents are compared by their text, so it is never converted."""
         if self._plan is None:
             object.__setattr__(self, "_plan", json_text.loads(self.spec.config_json)["plan"])
             assert self._plan is not None
@@ -105,7 +105,7 @@ class TaskDescriptor:
 
     @property
     def poison(self) -> str:
-        """`fail`: stop at a record that cannot be processed; `skip`: put aside, also if user code raises."""
+        """`fail`: stop at a record that cannot be processed; `skip`: write it to the dead letters."""
         return self.spec.config.poison
 
     @property
@@ -118,7 +118,7 @@ class TaskDescriptor:
 
     @property
     def state_cache_bytes(self) -> int:
-        """How much of its state each worker keeps between batches."""
+        """How many bytes of state each worker caches between batches."""
         return self.spec.config.state_cache_bytes
 
     def with_config(self, **changes: Any) -> TaskDescriptor:
@@ -127,11 +127,9 @@ class TaskDescriptor:
         return replace(self, spec=replace(self.spec, config_json=json_text.dumps(stored)))
 
     def logic(self) -> dict[str, Any]:
-        """What decides which records come out for a range: kept in an intent, so that a successor can
-        repeat it.
-        """
+        """Everything that decides the output of a range; stored in an intent, for a replay."""
         return {
-            "inputs": [_said_of(source) for source in self.inputs],
+            "inputs": [_input_json(source) for source in self.inputs],
             "outputs": [asdict(output) for output in self.outputs],
             "plan": dict(self.plan),
         }
@@ -148,11 +146,11 @@ class TaskDescriptor:
         )
 
     def column(self, number: int, name: str) -> str:
-        """What a column of input `number` is called between source and step: inputs may share names."""
+        """The name of a column of input `number` between source and step: inputs may have equal names."""
         return f"_i{number}_{name}" if self.plan.get("branches") else name
 
     def inputs_of(self, partition: int) -> tuple[tuple[int, InputSpec], ...]:
-        """Number and input of those that have this partition."""
+        """The inputs that have this partition, with their numbers."""
         return tuple(
             (number, source) for number, source in enumerate(self.inputs) if partition < source.partitions
         )
@@ -183,8 +181,8 @@ def task_of(descriptor: str) -> TaskDescriptor:
     return TaskDescriptor.from_json(descriptor)
 
 
-def _said_of(source: InputSpec) -> dict[str, Any]:
-    """Fields that were added later only where they are set: intents stored before stay the same."""
+def _input_json(source: InputSpec) -> dict[str, Any]:
+    """Newer fields only where they are set, so that the JSON of older intents stays the same."""
     later = ("idle_after_ms", "ahead_max_ms")
     return {name: value for name, value in asdict(source).items() if value or name not in later}
 
@@ -196,8 +194,9 @@ def schema_ddl(columns: Iterable[tuple[str, str]]) -> str:
 
 
 def input_of(category: Category, reads: Collection[str] | None = None) -> InputSpec:
-    """A category as a task reads it; `reads`: which columns, None: all. An Avro record says what it holds by
-    the order alone, so of such a category it is all of them.
+    """A category as a task reads it; `reads`: the columns, None: all.
+
+    Avro records have no field names, so a task always reads all columns of an Avro category.
     """
     spec = category.spec
     if spec.format == "avro":
@@ -230,7 +229,7 @@ def output_from(data: Mapping[str, Any]) -> OutputSpec:
     return OutputSpec(**{**data, "columns": tuple((name, kind) for name, kind in data["columns"])})
 
 
-# A stateless step's sequence is the input offset and the index among the records made of that input record.
+# A sequence of a stateless step: the input offset, and the index among the records made from that record.
 INDEX_BITS = 16
 _DEAD = "dead"
 DEAD_COLUMNS: tuple[tuple[str, str], ...] = (
@@ -242,12 +241,12 @@ DEAD_COLUMNS: tuple[tuple[str, str], ...] = (
 
 
 def dead_stream(number: int) -> str:
-    """The stream for what could not be read of input `number`; no stream of a user is called so."""
+    """The stream for unreadable records of input `number`; users cannot use this name."""
     return f"{_DEAD}.{number}" if number else _DEAD
 
 
 def dead_category(job: str) -> str:
-    """Where the records go at which the user code of a job with state raises."""
+    """The category for records for which the user code of a stateful job raised."""
     return f"{job}.dead"
 
 
@@ -260,7 +259,7 @@ def is_dead(stream: str) -> bool:
 class InputRange:
     """What a step reads of one input: offsets [start, end) of the interval's own partition.
 
-    `number`: of the input, as rows have it in `_input`.
+    `number`: the number of the input, as in the column `_input`.
     """
 
     category: str
@@ -272,7 +271,7 @@ class InputRange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputSpec:
-    """Where one output stream goes. `watermarked` is False for dead letters, which nobody waits for."""
+    """The category of one output stream. `watermarked` is False for dead letters, which have no watermark."""
 
     stream: str
     category: str
@@ -288,22 +287,22 @@ class OutputSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepReport:
-    """What one step did, and where the interval stands after it."""
+    """What one step did, and the position of the interval after it."""
 
-    committed: bool  # False: a twin had done it, or there was nothing to do
+    committed: bool  # False: a twin had committed it, or there was nothing to do
     offsets: Mapping[str, int]
     input_low: Millis
     output_low: Millis
     records: int = 0
     late: int = 0
-    behind_low: int = 0  # on time by their flag, yet behind the low: somebody upstream broke a promise
+    behind_low: int = 0  # not flagged late, but behind the low: a producer upstream broke its promise
     timers: int = 0
     published: int = 0
     bad: int = 0
 
     @staticmethod
     def of(row: IntervalRow, counters: Mapping[str, int] | None) -> StepReport:
-        """The report of a step that counted this, or of one that had nothing to commit."""
+        """The report of a step with these counters; None: it committed nothing."""
         counted = counters or {}
         return StepReport(
             committed=counters is not None,
@@ -329,59 +328,60 @@ def open_interval(
     log: Log,
     outputs: Sequence[OutputSpec],
 ) -> IntervalRow:
-    """Own the interval: a new token in its rows, then on the bus. Nothing is read for a step before this.
+    """Acquire the interval: a new token in its rows, then on the bus. Steps read only after this.
 
-    `producer_for`: as whom records made of the input of this birth are published. Inputs that an earlier plan
-    had count too: whoever still works for it is fenced.
+    `producer_for`: the producer name for records made from the input of this birth. Inputs of earlier plans
+    are included, so that tasks that still run such a plan are fenced.
     """
     row = rows.acquire(ref, generation=generation, shard_epoch=shard_epoch)
     for output in outputs:
         check_category(log, output.category, output.birth)
         for birth in row.offsets:
             producer = producer_for(birth)
-            # Fenced before compared: a late publish of the old life could slip in behind the comparison.
+            # Fence first: otherwise the previous task could still publish after the comparison.
             log.fence(output.category, producer, row.token)
             ahead = _bus_ahead(ref, row, producer, birth, output, log.published_to(output.category, producer))
             if ahead is not None:
-                # A successor may have published meanwhile: then we are fenced, and nothing is wrong.
+                # If a successor has published in the meantime, this raises Fenced, and the rows are fine.
                 rows.snapshot(ref, token=row.token, keys=(), timers_up_to=LOW_MIN)
                 raise ahead
     return row
 
 
 def check_category(log: Log, category: str, birth: str) -> None:
-    """Names are for people, births are compared: a category made anew is another one."""
+    """Compare the birth: a category that was removed and created again is another category."""
     found = log.describe(category).birth
     if found != birth:
         raise IntervalError(
             f"category {category!r} is not the one that was planned",
-            why=f"it was born as {found}, the plan has {birth}: it was removed and created again",
-            fix="submit the pipeline again, so that its jobs get a plan for the category as it is",
+            why=f"its birth id is {found}, the plan has {birth}: it was removed and created again",
+            fix="submit the pipeline again, so that its jobs are planned for the new category",
         )
 
 
 def check_start(ref: IntervalRef, row: IntervalRow, ranges: Sequence[InputRange]) -> None:
-    """A step may repeat what was committed, never skip."""
+    """A step may repeat committed offsets, but never skip any."""
     for asked in ranges:
         committed = row.offsets.get(asked.birth)
         if committed is None:
             raise IntervalError(
                 f"interval {name_of(ref)} does not read category {asked.category!r}",
                 why=f"it has no offset for the birth {asked.birth}, only for {sorted(row.offsets)}",
-                fix="let the job's plan add the input; a task never chooses where to start",
+                fix="add the input with a plan of the job; a task never chooses its start offset",
             )
         if asked.start > committed:
             raise OffsetAhead(
                 f"interval {name_of(ref)} would skip records of {asked.category!r}",
-                why=f"the step starts at offset {asked.start}, committed is {committed}",
-                fix="restart the task, it starts from the committed offset; report it if it happens again",
+                why=f"the step starts at offset {asked.start}, the committed offset is {committed}",
+                fix="restart the task, so that it starts from the committed offset; "
+                "report a bug if it happens again",
             )
 
 
 def report_low(
     row: IntervalRow, *, producer: str, log: Log, outputs: Sequence[OutputSpec], now_ms: Millis
 ) -> None:
-    """Tell the outputs how far this interval is. `row` is durable: a low above it could go back."""
+    """Report the interval's low to its outputs. `row` must be committed: otherwise the low could go back."""
     for output in outputs:
         if output.watermarked:
             log.report_low(
@@ -398,16 +398,16 @@ def _bus_ahead(
     published: Mapping[int, int],
 ) -> RowsOlderThanBus | None:
     for partition, last in published.items():
-        if producer == ref.birth:  # stateful: sequences are counted by the outbox
+        if producer == ref.birth:  # stateful: the outbox counts the sequences
             known = row.next_seq.get(counter_name(output.birth, partition, in_life=False), 1) - 1
-        else:  # stateless: sequences are input offsets, committed or promised by an intent
+        else:  # stateless: sequences come from input offsets, committed or promised by an intent
             _, promised = (row.intent.ranges if row.intent else {}).get(birth, (0, 0))
             known = (max(row.offsets.get(birth, 0), promised) + 1 << INDEX_BITS) - 1
         if last > known:
             return RowsOlderThanBus(
                 f"the rows of interval {name_of(ref)} are older than the bus",
                 why=f"{output.category!r} partition {partition} has sequence {last} of this interval, "
-                f"its rows know of {known} at most: they were restored from an older copy",
+                f"but the rows have {known} at most: they were restored from an older copy",
                 fix="restore the newest copy of the interval's rows, or reset the job with a new birth",
             )
     return None

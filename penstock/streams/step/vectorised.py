@@ -1,6 +1,6 @@
-"""A computation over tables: one call per interval and micro-batch, with records and their keys' states.
+"""A vectorised computation: one call per interval and micro-batch, with tables of records and states.
 
-For work that Arrow and numpy can do, many times faster than a call per record:
+For computations with Arrow or numpy, which are many times faster than a call per record:
 
 >>> class RunningCount(VectorComputation):
 ...     outputs = {"out": {"user": "string", "n": "bigint"}}
@@ -25,20 +25,20 @@ import pyarrow.compute as pc
 
 from penstock.core.errors import PipelineError, ProductionRefused, StateMismatch, StateRefused
 from penstock.streams.bus.log import ARROW_TYPES, LOW_COLUMN
-from penstock.streams.dsl.computation import Place, blaming
+from penstock.streams.dsl.computation import UserCall, report_user_errors
 from penstock.streams.operators.windowed import Lateness
 from penstock.streams.step.keyed_work import StepInput, StepResult
 
 
 class VectorComputation:
-    """User code for the records of one interval and micro-batch at once. It has state, and no timers.
+    """User code for all records of one interval and micro-batch. It has state, but no timers.
 
-    How records come in batches is not part of the log: whatever is produced per batch is an update, and only
-    the last one of a key is final. Keep nothing on `self`.
+    How records are grouped into batches is not part of the log: a production per batch is an update, and only
+    the last one of a key is final. Do not store anything on `self`.
     """
 
     outputs: ClassVar[Mapping[str, Mapping[str, str]]] = {}  # stream -> column -> Spark SQL type
-    # Column -> Spark SQL type: a row for each key, stored in this order. A new column goes behind the others.
+    # Column -> Spark SQL type: one row per key, stored in this order. Add new columns at the end.
     state: ClassVar[Mapping[str, str]] = {}
     late: ClassVar[str] = "drop"  # or "process"
     record_id: ClassVar[str] = ""  # as of a Computation
@@ -47,14 +47,14 @@ class VectorComputation:
     def process_batch(self, records: pa.Table, states: pa.Table) -> tuple[pa.Table, Mapping[str, pa.Table]]:
         """New states and productions. `records`: `_key`, `_ts`, `_late` and the columns, in order.
 
-        `states`: `_key` and the state's columns, of those keys that have one; null where a column is newer
-        than the state. Returned are the states that changed (of keys of this batch, each once; a key whose
-        columns are all null is forgotten), and a table per stream with `_key`, `_ts` (not before the key's
-        first record here) and the stream's columns.
+        `states`: `_key` and the state's columns, for keys that have a state; null where a column is newer
+        than the state. Return the changed states (keys of this batch, each once; a row with only nulls
+        deletes the state), and a table per stream with `_key`, `_ts` (not before the key's first record in
+        this batch) and the stream's columns.
         """
         raise PipelineError(
-            f"computation {type(self).__name__!r} does not say what to do with records",
-            why="it has no process_batch",
+            f"computation {type(self).__name__!r} cannot process records",
+            why="it does not define process_batch",
             fix="define process_batch(self, records, states)",
         )
 
@@ -63,7 +63,7 @@ class VectorLogic:
     """Runs a VectorComputation as the work of a step."""
 
     def __init__(self, computation: VectorComputation, *, late: str | None = None) -> None:
-        """`late`: the job's word on late records; None: the computation's own."""
+        """`late`: the job's setting for late records; None: that of the computation."""
         self._computation, self._late = computation, late or computation.late
         self._names = tuple(computation.state)
 
@@ -71,7 +71,7 @@ class VectorLogic:
     def outputs(self) -> Mapping[str, Mapping[str, str]]:
         return self._computation.outputs
 
-    def wanted(self, table: pa.Table) -> Iterable[str]:
+    def needed_states(self, table: pa.Table) -> Iterable[str]:
         found: list[str] = table.column("_key").unique().to_pylist()
         return found
 
@@ -95,36 +95,40 @@ class VectorLogic:
     def _called(self, records: pa.Table, given: StepInput) -> tuple[pa.Table, Mapping[str, pa.Table]]:
         own = [name for name in records.column_names if name not in ("_input", "_offset", LOW_COLUMN[0])]
         states = self._decoded(given.states, given.job)
-        place = Place(given.job, f"a batch of {records.num_rows} records")
-        with blaming(lambda: place):
+        place = UserCall(given.job, f"a batch of {records.num_rows} records")
+        with report_user_errors(lambda: place):
             changed, produced = self._computation.process_batch(records.select(own), states)
             if not isinstance(produced, Mapping):
-                raise TypeError(f"process_batch gave {type(produced).__name__} where tables by stream belong")
+                raise TypeError(
+                    f"process_batch returned {type(produced).__name__} instead of a mapping of tables"
+                )
         return changed, produced
 
     def _checked(self, stream: str, table: pa.Table, records: pa.Table, given: StepInput) -> pa.Table:
-        """A stream's productions with their flags, or what is wrong with them."""
+        """A stream's productions with late flags; ProductionRefused if they are not valid."""
         job, columns = given.job, self._computation.outputs.get(stream)
         if columns is None:
-            raise _unfit(job, stream, f"declared are the streams {', '.join(self._computation.outputs)}")
+            raise _unfit(job, stream, f"the declared streams are {', '.join(self._computation.outputs)}")
         declared = {"_key": "string", "_ts": "bigint", **columns}
         if not isinstance(table, pa.Table) or set(table.column_names) != declared.keys():
             found = table.column_names if isinstance(table, pa.Table) else type(table).__name__
-            raise _unfit(job, stream, f"declared are {', '.join(declared)}, given was {found}")
+            raise _unfit(
+                job, stream, f"the declared columns are {', '.join(declared)}, but it returned {found}"
+            )
         try:
             table = table.select(list(declared)).cast(_schema(declared))
         except (pa.ArrowException, ValueError) as error:
             raise _unfit(job, stream, str(error)) from error
         if table.column("_ts").null_count or table.column("_key").null_count:
-            raise _unfit(job, stream, "a key or a stamp is null")
+            raise _unfit(job, stream, "a key or a timestamp is null")
         firsts = records.group_by("_key").aggregate([("_ts", "min")])
         placed = pc.index_in(table.column("_key"), value_set=firsts.column("_key").combine_chunks())
         earliest = firsts.column("_ts_min").take(placed)
         if placed.null_count or pc.any(pc.less(table.column("_ts"), earliest)).as_py():
             raise ProductionRefused(
-                f"a production for stream {stream!r} is stamped before its key's records (job {job!r})",
-                why="it would come where downstream no longer waits",
-                fix="stamp it like a record of its key in this batch, or later",
+                f"a production for stream {stream!r} is before its key's records (job {job!r})",
+                why="downstream may already treat it as late",
+                fix="use the timestamp of a record of its key in this batch, or a later one",
                 job=job,
             )
         return table.append_column("_late", pc.less(table.column("_ts"), given.low))
@@ -135,7 +139,7 @@ class VectorLogic:
         try:
             rows = [decode(row) for row in states.values()]
             if any(len(row) > len(names) for row in rows):
-                raise ValueError(f"there are values for more columns than {', '.join(names) or 'none'}")
+                raise ValueError(f"a row has more values than the columns {', '.join(names) or 'none'}")
             # A row from before a column was added is shorter.
             columns = [[row[n] if n < len(row) else None for row in rows] for n in range(len(names))]
             arrays = [
@@ -145,17 +149,19 @@ class VectorLogic:
         except (msgspec.DecodeError, msgspec.ValidationError, pa.ArrowException, ValueError) as error:
             raise StateMismatch(
                 f"the states of job {job!r} do not fit computation {type(self._computation).__name__!r}",
-                why=f"{error}; they were written by another version of the computation",
+                why=f"{error}; another version of the computation wrote them",
                 fix="declare the state's columns as they were stored, or reset the job's state",
             ) from error
         return pa.table([pa.array(list(states), pa.string()), *arrays], names=["_key", *self._names])
 
     def _fitting(self, states: pa.Table, given: StepInput) -> pa.Table:
-        """The states that user code gives back, as they are declared; StateRefused if they cannot be kept."""
+        """The states that user code returned, with the declared types; StateRefused if they are not valid."""
         declared = {"_key": "string", **self._computation.state}
         if not isinstance(states, pa.Table) or not declared.keys() <= set(states.column_names):
             found = states.column_names if isinstance(states, pa.Table) else type(states).__name__
-            raise self._refused(given.job, f"declared are {', '.join(declared)}, given was {found}")
+            raise self._refused(
+                given.job, f"the declared columns are {', '.join(declared)}, but it returned {found}"
+            )
         try:
             schema = _schema(declared)
             fitting = states.select(schema.names).cast(schema)
@@ -163,8 +169,8 @@ class VectorLogic:
             raise self._refused(given.job, str(error)) from error
         keys = fitting.column("_key")
         if keys.null_count or len(keys.unique()) < len(keys):
-            raise self._refused(given.job, "a key is null, or comes twice")
-        # Another key's state lies in the interval of its own records, where this one could never be found.
+            raise self._refused(given.job, "a key is null, or occurs twice")
+        # Only keys of this batch: the state of another key may belong to another interval.
         foreign = keys.filter(
             pc.invert(pc.is_in(keys, value_set=given.table.column("_key").combine_chunks()))
         )
@@ -177,7 +183,7 @@ class VectorLogic:
         return StateRefused(
             f"states of computation {type(self._computation).__name__!r} cannot be stored (job {job!r})",
             why=why,
-            fix="give a table with _key and the declared columns, a row for each key of the batch "
+            fix="return a table with _key and the declared columns, one row for each key of the batch "
             "whose state changed",
             job=job,
             key=key,
@@ -200,8 +206,8 @@ def _schema(declared: Mapping[str, str]) -> pa.Schema:
 
 def _unfit(job: str, stream: str, why: str) -> ProductionRefused:
     return ProductionRefused(
-        f"a production of job {job!r} for stream {stream!r} does not fit what is declared",
+        f"a production of job {job!r} for stream {stream!r} does not match the declaration",
         why=why,
-        fix="give a table with _key, _ts and exactly the declared columns, in their types",
+        fix="return a table with _key, _ts and exactly the declared columns, in their types",
         job=job,
     )

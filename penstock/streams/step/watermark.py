@@ -1,4 +1,4 @@
-"""Which records are late, and where a step must stop to let timers fire (MillWheel 4.5).
+"""Decides which records are late, and where a step fires timers between records (MillWheel 4.5).
 
 Pure: both are functions of the log alone, so results do not depend on batches, restarts or backlog.
 """
@@ -28,8 +28,7 @@ class Cut:
 def event_time_lows(ts: npt.ArrayLike, max_before: Millis, lateness_ms: Millis) -> tuple[Ints, Millis]:
     """For each record the low at which it is read, and the running maximum after the last one.
 
-    The low is the maximum of everything before it, minus the lateness: a record behind it is late. A log
-    starts with LOW_MIN.
+    The low is the maximum event time of all records before, minus the lateness. It starts with LOW_MIN.
     """
     times = np.asarray(ts, dtype=np.int64)
     running = np.maximum.accumulate(np.concatenate((np.array([max_before], dtype=np.int64), times)))
@@ -38,21 +37,19 @@ def event_time_lows(ts: npt.ArrayLike, max_before: Millis, lateness_ms: Millis) 
 
 
 def event_time_low(max_seen: Millis, lateness_ms: Millis) -> Millis:
-    """The low watermark behind a running maximum."""
+    """The low watermark for a running maximum of event times."""
     return LOW_MIN if max_seen <= LOW_MIN else max_seen - lateness_ms
 
 
 def marks_of_event_time(marks: Sequence[Mark]) -> tuple[Mark, ...]:
-    """The marks that speak for an event-time input, which counts no producers: those of an idle partition,
-    and the end of a bounded source.
-    """
+    """The marks that count for an event-time input: those of an idle partition, and the end of a source."""
     return tuple(mark for mark in marks if mark.idle or mark.low >= LOW_MAX)
 
 
 def lows_by_marks(offsets: Ints, marks: Sequence[Mark], *, low: Millis) -> Ints:
-    """For each record the low of the marks before it; `low`: before the first mark.
+    """For each record the low of the marks before it; `low`: the value before the first mark.
 
-    A record at an offset comes after every mark whose end is not beyond it. Marks ascend by low.
+    A record comes after every mark whose end is at most its offset. Marks ascend by low.
     """
     ends = np.maximum.accumulate(np.array([mark.end for mark in marks], dtype=np.int64))
     lows = np.array([low, *(mark.low for mark in marks)], dtype=np.int64)
@@ -60,9 +57,9 @@ def lows_by_marks(offsets: Ints, marks: Sequence[Mark], *, low: Millis) -> Ints:
 
 
 def low_at_end(marks: Sequence[Mark], *, before: Millis, event_time: Millis | None) -> Millis:
-    """An input's low once all of a range is read. `event_time`: its running maximum minus lateness, if any.
+    """An input's low at the end of a range. `event_time`: for event-time inputs the maximum minus lateness.
 
-    Of an event-time input only some marks speak, see `marks_of_event_time`.
+    For event-time inputs only some marks count, see `marks_of_event_time`.
     """
     counted = marks if event_time is None else marks_of_event_time(marks)
     marked = max((mark.low for mark in counted), default=before)
@@ -72,10 +69,10 @@ def low_at_end(marks: Sequence[Mark], *, before: Millis, event_time: Millis | No
 def cut_at_marks(
     row_inputs: Ints, row_offsets: Ints, marks: Sequence[Sequence[Mark]], *, low: Millis
 ) -> tuple[Cut, ...]:
-    """Where the input low rises among the rows of a step, and to what.
+    """The positions among the rows of a step where the input low rises, and its values.
 
     `marks[i]` are those of input i above `low`, in order; rows of one input ascend by offset. The input low
-    is the minimum over the inputs, each counted from `low`.
+    is the minimum over the inputs; each starts at `low`.
     """
     events = []
     for number, found in enumerate(marks):
@@ -97,10 +94,10 @@ def cut_at_marks(
 def order_at_marks(
     row_inputs: Ints, row_offsets: Ints, marks: Sequence[Sequence[Mark]], *, low: Millis
 ) -> Ints | None:
-    """The order in which a step takes the rows of several inputs; None: as they are.
+    """The order in which a step processes the rows of several inputs; None: the given order.
 
-    A row comes behind all rows that are read before a lower mark of their own input, so that what is due at a
-    mark is done before what follows it, however much a step reads. Rows of one input keep their order.
+    Rows are ordered by the mark level of their own input, so that what is due at a mark is processed before
+    later rows of any input, independent of how much a step reads. Rows of one input keep their order.
     """
     if len(marks) < 2:
         return None

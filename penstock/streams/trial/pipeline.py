@@ -1,6 +1,6 @@
-"""A whole pipeline tried by hand: its jobs as they are planned, in memory, without Spark.
+"""Tests of a whole pipeline in memory: its compiled jobs run without Spark.
 
-Stages are computed by Arrow; what only Spark can compute is refused by name.
+Arrow computes the stages; expressions that only Spark can compute are refused.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ def stages_in_arrow(
     """A job's stages as a function of rows of one input; PipelineError if only Spark can compute them."""
     branches = plan.get("branches") or [{"input": 0, "stages": []}]
     common = {"stages": plan["stages"], "key": plan.get("key")}
-    ways: dict[int, list[tuple[ArrowPlan, ArrowPlan]]] = {}
+    plans_of: dict[int, list[tuple[ArrowPlan, ArrowPlan]]] = {}
     for branch in branches:
         own = _planned(job, {"stages": branch["stages"]}, inputs[branch["input"]].columns)
-        ways.setdefault(branch["input"], []).append((own, _planned(job, common, own.columns)))
+        plans_of.setdefault(branch["input"], []).append((own, _planned(job, common, own.columns)))
     prefixed = bool(plan.get("branches"))
 
     def run(rows: pa.RecordBatch) -> list[pa.RecordBatch]:
@@ -51,7 +51,7 @@ def stages_in_arrow(
         plain = _without_prefix(rows, number) if prefixed else rows
         return [
             made
-            for own, rest in ways[number]
+            for own, rest in plans_of[number]
             for before in _computed(job, own, plain)
             for made in _computed(job, rest, before)
         ]
@@ -63,15 +63,16 @@ def _planned(job: str, plan: Mapping[str, Any], columns: Columns) -> ArrowPlan:
     found = plan_in_arrow(plan, columns)
     if found is None:
         raise PipelineError(
-            f"job {job} cannot be tried without Spark",
-            why=f"only Spark computes {', '.join(_only_spark(plan, columns))}",
-            fix="try what comes before and behind it apart, or run the whole pipeline with `penstock run`",
+            f"job {job} cannot run without Spark",
+            why=f"only Spark can compute {', '.join(_only_spark(plan, columns))}",
+            fix="test the steps before and after it separately, or run the whole "
+            "pipeline with `penstock run`",
         )
     return found
 
 
 def _only_spark(plan: Mapping[str, Any], columns: Columns) -> Iterator[str]:
-    """The expressions that Arrow has no form for."""
+    """The expressions that Arrow cannot compute."""
     stages = [*plan["stages"], *([{"op": "key", "expr": plan["key"]}] if plan.get("key") else [])]
     for stage in stages:
         if stage["op"] == "explode":
@@ -97,28 +98,28 @@ def _computed(job: str, plan: ArrowPlan, rows: pa.RecordBatch) -> list[pa.Record
     made = plan.run(rows)
     if made is None:
         raise PipelineError(
-            f"job {job} cannot be tried without Spark on these records",
-            why="Arrow and Spark may differ on some of their values: text beyond ASCII, NaN, overflow",
-            fix="try it with other values, or run the whole pipeline with `penstock run`",
+            f"job {job} cannot process these records without Spark",
+            why="Arrow and Spark may differ for some values: text beyond ASCII, NaN, overflow",
+            fix="use other values, or run the whole pipeline with `penstock run`",
         )
     return made
 
 
 def _without_prefix(rows: pa.RecordBatch, number: int) -> pa.RecordBatch:
-    """The system columns, and those of this input under their own names."""
+    """The system columns, and the columns of this input without the prefix."""
     prefix = f"_i{number}_"
-    kept = [
+    selected = [
         name
         for name in rows.schema.names
         if not name.startswith("_i") or name == "_input" or name.startswith(prefix)
     ]
-    chosen = rows.select(kept)
-    return chosen.rename_columns([name.removeprefix(prefix) for name in kept])
+    chosen = rows.select(selected)
+    return chosen.rename_columns([name.removeprefix(prefix) for name in selected])
 
 
 # --- pipelines -------------------------------------------------------------------------------------------
 
-# A task would find its code by this; here it is in this process already.
+# Not used: the code is in this process already.
 _PACKAGE = PackageRef(name="trial", version="1", hash="0" * 64, entry="trial.py")
 
 Category = CategorySpec | Mapping[str, Any] | str | Path
@@ -127,8 +128,8 @@ Category = CategorySpec | Mapping[str, Any] | str | Path
 class PipelineRun(Scripted):
     """A pipeline in memory: a `Pipeline`, or the path of its file, and the categories that it reads.
 
-    A category is given as its JSON form, or as the path of such a file. Expressions are computed by Arrow;
-    one that only Spark computes is named when the run is made.
+    A category is a CategorySpec, its JSON form, or the path of a JSON file. Arrow computes the expressions;
+    the constructor refuses those that only Spark can compute.
     """
 
     def __init__(self, pipeline: Pipeline | str | Path, *categories: Category) -> None:
@@ -146,14 +147,14 @@ class PipelineRun(Scripted):
         self._sinks = sorted({o.category for job in compiled.jobs for o in job.outputs if not o.internal})
 
     def record(self, category: str, ts: Millis, key: str | None = None, /, **columns: Any) -> None:
-        """A record arrives in a category. Its key says in which partition: the first one without."""
+        """Add a record to a category, in the partition of its key; without key in the first one."""
         spec = self._source(category)
         unknown = [name for name in columns if name not in dict(spec.columns)]
         if unknown:
             raise PipelineError(
                 f"category {category!r} has no column {unknown[0]!r}",
                 why=f"it has {', '.join(name for name, _ in spec.columns)}",
-                fix="give only columns of the category; those that are missing are null",
+                fix="use only columns of the category; missing columns are null",
             )
         own: dict[str, Any] = {name: columns.get(name) for name, _ in spec.columns}
         if spec.format == "json":
@@ -162,16 +163,16 @@ class PipelineRun(Scripted):
             raise PipelineError(
                 f"records of {category!r} cannot be made here",
                 why=f"its format is {spec.format!r}",
-                fix="give the category to this run as json or typed",
+                fix="pass the category to this run with format json or typed",
             )
         partition = 0 if key is None else int(partitions_of(pa.array([key]), spec.partitions)[0])
         self._append(category, partition, {"_ts": ts, "_key": key, **own})
         self._called(f"record({category!r}, {ts})")
 
     def advance_watermark(self, low: Millis, category: str = "") -> None:
-        """From now on no record before `low` comes, in the category or in all that are read.
+        """Set the low watermark of the category, or of all inputs.
 
-        A category that takes its watermark from event time follows its records; it only knows the end.
+        The watermark of an event-time category follows its records; this call can only end it.
         """
         for name in [self._source(category).name] if category else self._specs:
             if self._specs[name].watermark != "event_time" or low >= LOW_MAX:
@@ -179,7 +180,7 @@ class PipelineRun(Scripted):
         self._called(f"advance_watermark({low})")
 
     def close(self) -> None:
-        """Nothing more comes."""
+        """End all inputs."""
         self.advance_watermark(LOW_MAX)
 
     def outputs(self, sink: str) -> list[dict[str, Any]]:
@@ -187,25 +188,25 @@ class PipelineRun(Scripted):
         return [dict(made.values) for made in self.productions(sink)]
 
     def productions(self, sink: str) -> list[Produced]:
-        """All records of a sink with stamps and keys, partition by partition."""
+        """All records of a sink with timestamps and keys, partition by partition."""
         if sink not in self._sinks:
             raise PipelineError(
                 f"the pipeline has no sink {sink!r}",
                 why=f"it writes {', '.join(self._sinks)}",
-                fix="ask for one of these",
+                fix="use one of these",
             )
         return self._records(sink)
 
     def result(self) -> dict[str, Any]:
-        """The sinks. Between records of two partitions there is no order, so these are sorted."""
+        """The records of the sinks, sorted, because records of different partitions have no order."""
         return {f"sink {sink!r}": sorted(self.productions(sink), key=repr) for sink in self._sinks}
 
     def _source(self, category: str) -> CategorySpec:
         if category not in self._specs:
             raise PipelineError(
-                f"category {category!r} is not read here",
-                why=f"this run was given {', '.join(self._specs) or 'no category'}",
-                fix="write to one of these, or give the run the category too",
+                f"category {category!r} is not an input of this run",
+                why=f"its inputs are {', '.join(self._specs) or 'none'}",
+                fix="write to one of these, or pass the category to the run",
             )
         return self._specs[category]
 
@@ -235,5 +236,5 @@ def _spec_of(category: Category) -> CategorySpec:
 
 
 def _stamped(columns: Mapping[str, Any], spec: CategorySpec, ts: Millis) -> dict[str, Any]:
-    """A JSON record whose event time is in one of its columns has it there."""
+    """The JSON record, with the event time in its column if the category has one."""
     return {**columns, **({spec.ts_column: ts} if spec.ts_column else {})}

@@ -1,6 +1,6 @@
-"""A computation tried by hand: records, watermarks and the clock go in one by one, the real step runs.
+"""Tests of a computation in memory: a script adds records, watermarks and clock times; the real step runs.
 
-A script can be repeated with a crash after every effect, or with other cuts of batches: it must end the same.
+A script can be repeated with a crash after every effect, or with other batches; the result must be the same.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Produced:
 
 @dataclass(slots=True)
 class Schedule:
-    """When steps run while a script goes on: after which of its calls, and with how many records at most."""
+    """When steps run during a script: after which of its calls, and with how many records at most."""
 
     settles: frozenset[int] | None = None  # None: after each
     rows_max: int = 1_000_000
@@ -62,7 +62,7 @@ class Schedule:
 
 
 class Scripted(ABC):
-    """What every run has: calls that a script makes, and steps between them as a schedule says."""
+    """The base of runs: the calls of a script, with steps between them according to a schedule."""
 
     def __init__(self) -> None:
         self.trial, self.schedule = Trial(), Schedule()
@@ -70,12 +70,12 @@ class Scripted(ABC):
         self._sequences: dict[str, dict[int, int]] = {}
 
     def prepare(self, schedule: Schedule, faults: Faults) -> None:
-        """How the script is to be run. Requires: nothing was done yet."""
+        """Set the schedule and faults of a run. Requires: the script has not started."""
         self.schedule, self.trial.faults, self.trial.rows_max = schedule, faults, schedule.rows_max
 
     @contextmanager
     def batch(self) -> Iterator[None]:
-        """All calls inside are one batch: nothing runs until the end, unless something is asked for."""
+        """All calls inside are one batch: steps run at its end, or when results are read."""
         self._holds = True
         try:
             yield
@@ -84,7 +84,7 @@ class Scripted(ABC):
         self._called("batch()")
 
     def advance_clock(self, now_ms: Millis) -> None:
-        """Set the clock to this time. All calls before are done before."""
+        """Set the clock to this time. Steps for all earlier calls run first."""
         self.trial.settle()
         if now_ms < self.trial.now_ms:
             raise _backwards("the clock", self.trial.now_ms, now_ms)
@@ -92,7 +92,7 @@ class Scripted(ABC):
         self._called(f"advance_clock({now_ms})", settles=True)
 
     def dead_letters(self, category: str = DEAD) -> list[dict[str, Any]]:
-        """What was put aside, and why; of a pipeline the dead letters of one category."""
+        """The dead letters with their reasons; for a pipeline those of one category."""
         return [dict(row.values) for row in self._records(category)]
 
     def _append(self, category: str, partition: int, row: Mapping[str, Any]) -> None:
@@ -113,7 +113,7 @@ class Scripted(ABC):
         self.trial.log.report_low(category, producer="script", epoch=1, low=low, now_ms=report_ms)
 
     def _records(self, category: str) -> list[Produced]:
-        """All of a category, partition by partition."""
+        """All records of a category, partition by partition."""
         self.trial.settle()
         log, found = self.trial.log, []
         for partition, end in enumerate(log.end_offsets(category)):
@@ -131,14 +131,14 @@ class Scripted(ABC):
 
     @abstractmethod
     def result(self) -> dict[str, Any]:
-        """All that must be the same however the work was cut and cut off, by name."""
+        """Everything that must not depend on batches and crashes, by name."""
 
 
 class Run(Scripted):
-    """One computation in memory. Each call is one step of its own: see what the computation makes of it.
+    """Runs one computation in memory. A step runs after each call.
 
-    `inputs`: the columns of each input stream and their types; without, the first record tells. The clock
-    stands at 0 and the low watermark before everything until you move them.
+    `inputs`: the columns of each input stream and their types; default: those of the first record. The clock
+    starts at 0, and the low watermark before all times.
     """
 
     def __init__(
@@ -153,7 +153,7 @@ class Run(Scripted):
         }
         self._streams = list(inputs or {IN: {}})
         self._values: dict[str, list[tuple[Any, ...]]] = {name: [] for name in self._streams}
-        self._keys: set[str] = set()  # only keys of records have state
+        self._keys: set[str] = set()  # keys of records; others have no state
         for name in self._streams:
             spec = CategorySpec(name=name, partitions=1, columns=(), watermark="injector")
             self.trial.log.create(spec)
@@ -162,14 +162,14 @@ class Run(Scripted):
             name=self._kind.__name__,
             config=JobConfig.from_stored(_config(self._kind, self._streams)),
             stages=self._with_columns,
-            # A new one for each step, as a task does: what is kept on `self` is gone.
+            # A new one for each step, as in a task: attributes of `self` do not survive.
             computation=lambda: copy.deepcopy(self._made),
         )
         self.trial.add(self._job)
         self._set_columns()
 
     def record(self, key: str, ts: Millis, stream: str = "", /, **columns: Any) -> None:
-        """A record of this key and event time arrives, on the only input stream or the one that is named."""
+        """Add a record with this key and event time to the only input stream, or to `stream`."""
         stream = self._stream(stream)
         known = self._known(stream, columns)
         row = tuple(_checked(columns[name], name, kind) for name, kind in known.items())
@@ -179,31 +179,31 @@ class Run(Scripted):
         self._called(f"record({key!r}, {ts})")
 
     def advance_watermark(self, low: Millis, stream: str = "") -> None:
-        """From now on no record before `low` comes but late ones, on all inputs or the one named."""
+        """Set the low watermark of all inputs, or of `stream`: later records before `low` are late."""
         for name in [self._stream(stream)] if stream else self._streams:
             self._report(name, low)
         self._called(f"advance_watermark({low})")
 
     def close(self) -> None:
-        """Nothing more comes: every timer at the low watermark fires."""
+        """End all inputs: every timer at the low watermark fires."""
         self.advance_watermark(LOW_MAX)
 
     def outputs(self, stream: str = "out") -> list[dict[str, Any]]:
-        """The columns of all that was produced for a stream, in order."""
+        """The columns of all records of an output stream, in order."""
         return [dict(made.values) for made in self.productions(stream)]
 
     def productions(self, stream: str = "out") -> list[Produced]:
-        """All that was produced for a stream, in order, with stamps and keys."""
+        """All records of an output stream, in order, with timestamps and keys."""
         if stream not in self._kind.outputs:
             raise PipelineError(
                 f"computation {self._kind.__name__!r} has no stream {stream!r}",
                 why=f"it declares {', '.join(map(repr, self._kind.outputs)) or 'none'}",
-                fix="ask for one of these, or declare it in `outputs`",
+                fix="use one of these, or declare the stream in `outputs`",
             )
         return self._records(f"to-{stream}")
 
     def state(self, key: str) -> Any:
-        """What is stored for a key, as hooks see it; the defaults if nothing is."""
+        """The state of a key, as hooks see it; the defaults if nothing is stored."""
         stored = self._snapshot(key).states.get(key)
         codec = self._kind.state_codec
         return codec.blank() if stored is None else codec.decode(stored)
@@ -217,13 +217,13 @@ class Run(Scripted):
         ]
 
     def counters(self) -> dict[str, int]:
-        """How many records, late ones, timers and productions there were."""
+        """The counters: records, late records, timers, productions and others."""
         self.trial.settle()
         return dict(self.trial.rows.peek(self._job.ref(0)).counters)
 
     @property
     def low_watermark(self) -> Millis:
-        """What downstream waits for: nothing on time comes before it any more."""
+        """The output low watermark: all later output records before it are late."""
         self.trial.settle()
         return self.trial.rows.peek(self._job.ref(0)).output_low
 
@@ -252,9 +252,7 @@ class Run(Scripted):
         if stream in self._streams or (not stream and len(self._streams) == 1):
             return stream or self._streams[0]
         raise PipelineError(
-            f"there is no input stream {stream!r}"
-            if stream
-            else "it must be said which input stream is meant",
+            f"there is no input stream {stream!r}" if stream else "the input stream is not specified",
             why=f"this run has {', '.join(map(repr, self._streams))}",
             fix=f"write run.record(key, ts, {self._streams[0]!r}, …)",
         )
@@ -282,7 +280,7 @@ class Run(Scripted):
             self._job.task = task.with_config(plan={**task.plan, "computation": computation})
 
     def _with_columns(self, rows: pa.RecordBatch) -> list[pa.RecordBatch]:
-        """The columns of the records, which the log in memory does not keep; null where an input has none."""
+        """Add the columns of the records, which the log does not store; null for other inputs."""
         stream = self._streams[rows.column("_input")[0].as_py()]
         chosen = [self._values[stream][place] for place in rows.column("_offset").to_pylist()]
         own = {name: place for place, name in enumerate(self._columns[stream])}
@@ -323,15 +321,15 @@ def _ids_of(kind: type[Computation]) -> dict[str, Any]:
 
 
 def _kind_of(name: str, value: Any) -> str:
-    """The type of a column whose first value is this."""
+    """The type of a column with this first value."""
     of_items = isinstance(value, list) and bool(value)
     kind = _KINDS.get(type(value[0] if of_items else value))
     if kind is None or name.startswith("_"):
         raise PipelineError(
-            f"the type of column {name!r} cannot be told from {value!r}",
+            f"the type of column {name!r} cannot be inferred from {value!r}",
             why=f"a column holds {', '.join(kind.__name__ for kind in _KINDS)} or lists of these, and the "
-            "first value tells; names with an underscore in front belong to Penstock",
-            fix='say it: Run(MyComputation(), inputs={"in": {"amount": "double"}})',
+            "type is inferred from the first value; names that start with an underscore are reserved",
+            fix='declare it: Run(MyComputation(), inputs={"in": {"amount": "double"}})',
         )
     return f"array<{kind}>" if of_items else kind
 
@@ -339,7 +337,7 @@ def _kind_of(name: str, value: Any) -> str:
 def _checked(value: Any, name: str, kind: str) -> Any:
     try:
         if ARROW_TYPES[kind] in (pa.int64(), pa.int32()) and isinstance(value, float):
-            raise TypeError("a fraction is no whole number")
+            raise TypeError("a fraction is not a whole number")
         return pa.array([value], ARROW_TYPES[kind])[0].as_py()
     except (pa.ArrowException, TypeError, ValueError, OverflowError, KeyError) as error:
         raise PipelineError(
@@ -352,7 +350,7 @@ def _checked(value: Any, name: str, kind: str) -> Any:
 def _backwards(what: str, before: Millis, after: Millis) -> PipelineError:
     return PipelineError(
         f"{what} cannot go back from {before} to {after}",
-        why="time only moves forward, here as in a fleet",
+        why="time only moves forward, as in a fleet",
         fix="advance it to a later time, or begin a new run",
     )
 
@@ -360,17 +358,17 @@ def _backwards(what: str, before: Millis, after: Millis) -> PipelineError:
 # --- the same script again -------------------------------------------------------------------------------
 
 CUTS_MAX = 200
-Factory = Callable[[], Any]  # a Computation (its class will do), a Run or a PipelineRun
+Factory = Callable[[], Any]  # makes a Computation (for example its class), a Run or a PipelineRun
 Script = Callable[[Any], object]
 
 
 class OutputsDiffer(AssertionError):
-    """The same script ended otherwise. Says where it was disturbed, and what is different."""
+    """A repeated script had another result. The text has the crash or batches, and the difference."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tried:
-    """How often a script was repeated, and what came out each time: productions, states, timers by name."""
+    """How often a script ran, and the common result: productions, states, timers by name."""
 
     runs: int
     result: Mapping[str, Any]
@@ -379,28 +377,28 @@ class Tried:
 def crash_everywhere(factory: Factory, script: Script) -> Tried:
     """Repeat the script with a crash after every effect, and before every commit, when user code has run.
 
-    An effect is what others can see: a commit, a publish, a report of a low watermark, taking over. Whoever
-    crashed starts again and goes on. `OutputsDiffer` if productions, states or timers are not those of a run
-    without a crash.
+    An effect is visible outside of the task: a commit, a publish, a report of a low watermark, a takeover.
+    The crashed task is started again. `OutputsDiffer` if productions, states or timers differ from those of a
+    run without a crash.
     """
     faults = Faults()
-    expected = _played(factory, script, Schedule(), faults)
+    expected = _run_script(factory, script, Schedule(), faults)
     for at in range(faults.passed):
         here = Faults(at=at)
-        found = _played(factory, script, Schedule(), here)
-        assert here.where, f"crash {at} did not come"
+        found = _run_script(factory, script, Schedule(), here)
+        assert here.where, f"crash {at} did not happen"
         _compare(expected, found, f"with a crash {here.where}")
     return Tried(runs=faults.passed + 1, result=expected)
 
 
 def cut_everywhere(factory: Factory, script: Script, *, seed: int = 0) -> Tried:
-    """Repeat the script with its calls cut into other batches: all at once, and up to 200 other ways.
+    """Repeat the script with its calls in other batches: all in one, and up to 200 other ways.
 
-    `advance_clock` always ends a batch, and so does asking for outputs, state or timers. Results must be a
+    `advance_clock` always ends a batch, and so does reading outputs, state or timers. Results must be a
     function of the records and the watermarks between them: `OutputsDiffer` if they are not.
     """
     first = Schedule()
-    expected, runs = _played(factory, script, first, Faults()), 1
+    expected, runs = _run_script(factory, script, first, Faults()), 1
     for settles, rows_max in _cuts(len(first.calls), random.Random(seed)):
         ends = (
             "at the end alone"
@@ -409,13 +407,13 @@ def cut_everywhere(factory: Factory, script: Script, *, seed: int = 0) -> Tried:
         )
         where = f"with steps {ends}, of {rows_max} records at most"
         schedule = Schedule(settles=settles, rows_max=rows_max)
-        _compare(expected, _played(factory, script, schedule, Faults(), where), where)
+        _compare(expected, _run_script(factory, script, schedule, Faults(), where), where)
         runs += 1
     return Tried(runs=runs, result=expected)
 
 
 def _cuts(calls: int, dice: random.Random) -> Iterator[tuple[frozenset[int], int]]:
-    """All ways if there are few; else none, each single one, and drawn ones."""
+    """All possible cuts if there are few; else no cut, single cuts and random ones."""
     places = range(calls)
     whole = 1_000_000
     if 2**calls <= CUTS_MAX:
@@ -432,7 +430,7 @@ def _cuts(calls: int, dice: random.Random) -> Iterator[tuple[frozenset[int], int
     yield from ((frozenset(), rows_max) for rows_max in (1, 2, 3))
 
 
-def _played(
+def _run_script(
     factory: Factory,
     script: Script,
     schedule: Schedule,
@@ -441,7 +439,7 @@ def _played(
 ) -> dict[str, Any]:
     run = _run_of(factory)
     run.prepare(schedule, faults)
-    with _Noting(faults, where):
+    with _CrashNote(faults, where):
         script(run)
         run.trial.settle()
     return run.result()
@@ -453,15 +451,15 @@ def _run_of(factory: Factory) -> Scripted:
         made = Run(made)
     if not isinstance(made, Scripted) or made.schedule.calls:
         raise PipelineError(
-            "there is nothing to repeat",
-            why=f"the factory returned {made!r}; it must make a new computation or run each time",
-            fix="give a Computation's class, or: lambda: testing.Run(MyComputation(), inputs=…)",
+            "the script cannot be repeated",
+            why=f"the factory returned {made!r}; it must return a new computation or run at each call",
+            fix="pass a Computation's class, or: lambda: testing.Run(MyComputation(), inputs=…)",
         )
     return made
 
 
-class _Noting:
-    """An error of the script itself says under which disturbance it came."""
+class _CrashNote:
+    """Adds a note to exceptions of a script: the crash or the batches of this run."""
 
     def __init__(self, faults: Faults, where: str) -> None:
         self._faults, self._where = faults, where
@@ -501,27 +499,27 @@ Stages = Callable[[pa.RecordBatch], list[pa.RecordBatch]]
 
 
 class Crash(BaseException):
-    """A process that is gone: nothing in the code may catch it."""
+    """A simulated crash of the process; a BaseException, so that no code catches it."""
 
 
 @dataclass(slots=True)
 class Faults:
-    """Counts the points at which a process may die, and crashes once, at the point `at`."""
+    """Counts the points at which a process can crash, and crashes once, at point `at`."""
 
     at: int = -1
     passed: int = 0
-    where: str = ""  # it crashed
+    where: str = ""  # the point of the crash
 
     def point(self, where: str) -> None:
-        """One more point."""
+        """Pass a point, and crash there if it is point `at`."""
         number, self.passed = self.passed, self.passed + 1
         if number == self.at:
             self.where = f"{where} (point {number + 1})"
             raise Crash
 
 
-class _Watched:
-    """Passes every call on, and tells of each effect."""
+class _FaultProxy:
+    """Forwards every call, with fault points at each effect."""
 
     def __init__(self, inner: Any, name: str, trial: Trial) -> None:
         self._inner, self._name, self._trial = inner, name, trial
@@ -533,7 +531,7 @@ class _Watched:
 
         def watched(*args: Any, **kwargs: Any) -> Any:
             effect = f"{self._name}.{name}"
-            if name in ("acquire", "commit"):  # else nothing but reads lies behind the effect before
+            if name in ("acquire", "commit"):  # only reads are between other effects
                 self._trial.faults.point(f"before {effect}")
             if name == "report_low":
                 kwargs["now_ms"] = self._trial.next_report_ms()
@@ -546,22 +544,22 @@ class _Watched:
 
 @dataclass(slots=True, kw_only=True)
 class TrialJob:
-    """One job: its config, what its stages do without Spark, how its computation is made for each step."""
+    """One job: its config, its stages without Spark, and the factory of its computation."""
 
     name: str
     config: JobConfig
     stages: Stages
     computation: Callable[[], Computation | VectorComputation] | None = None
     task: TaskDescriptor | None = None
-    owned: dict[int, OwnedInterval] = field(default_factory=dict)  # those with a living owner
-    seen: dict[int, object] = field(default_factory=dict)  # what each interval's last step went by
+    owned: dict[int, OwnedInterval] = field(default_factory=dict)  # those with a running owner
+    seen: dict[int, object] = field(default_factory=dict)  # partition -> inputs of its last step
 
     @property
     def birth(self) -> str:
         return f"birth-{self.name}"
 
     def make(self, name: str) -> Computation | VectorComputation:
-        """A computation for one step, as new."""
+        """A new computation for one step."""
         assert self.computation is not None, f"job {self.name} has no class {name}"
         return self.computation()
 
@@ -571,21 +569,21 @@ class TrialJob:
 
 
 class Trial:
-    """A bus, rows and jobs in memory. `settle` lets every job do all that can be done now."""
+    """A bus, rows and jobs in memory. `settle` runs steps until nothing changes."""
 
     def __init__(self) -> None:
         births = itertools.count(1)
         self.log = MemoryLog(new_birth=lambda: f"c{next(births)}")
         self.rows = MemoryRows()
         self.faults, self.now_ms, self.rows_max, self.crashes = Faults(), 0, 1_000_000, 0
-        self._bus: Log = _Watched(self.log, "bus", self)
-        self._store: RowStore = _Watched(self.rows, "rows", self)
+        self._bus: Log = _FaultProxy(self.log, "bus", self)
+        self._store: RowStore = _FaultProxy(self.rows, "rows", self)
         self._data = StreamDataPlane(self.log, self.rows)
         self._report_ms: Millis = 0
         self.jobs: dict[str, TrialJob] = {}
 
     def add(self, job: TrialJob) -> None:
-        """Create what a job needs. Writers come before readers."""
+        """Add a job and create its categories and rows. Add writers before readers."""
         self._data.prepare(job.name, job.birth, job.config)
         job.task = TaskDescriptor(
             spec=single_task(job.name, job.birth, job.config),
@@ -599,32 +597,32 @@ class Trial:
         self.jobs[job.name] = job
 
     def next_report_ms(self) -> Millis:
-        """The time of a report to the bus; apart from the clock, which the user moves."""
+        """The time of a report to the bus; independent of the clock, which the user sets."""
         self._report_ms += _MARK_MS
         return self._report_ms
 
     def settle(self) -> None:
-        """Steps of all jobs until nothing changes any more. Who crashes is started again and goes on."""
+        """Run steps of all jobs until nothing changes. A crashed task is started again."""
         for _ in range(ROUNDS_MAX):
             busy = [
                 (job, partition)
                 for job in self.jobs.values()
                 for partition in range(job.config.partitions)
-                if job.seen.get(partition) != self._seen_by(job, partition)
+                if job.seen.get(partition) != self._step_inputs(job, partition)
             ]
             if not busy:
                 return
             for job, partition in busy:
                 self._turn(job, partition)
         raise ComputationFailed(
-            "the jobs do not come to rest",
+            "the jobs do not become idle",
             why=f"each of {ROUNDS_MAX} rounds changed something, without new records",
-            fix="look for timers that set themselves again at a time that has come",
+            fix="check for timers that set themselves again at a time that is already due",
         )
 
-    def _seen_by(self, job: TrialJob, partition: int) -> object:
-        """All that a step of this interval depends on. Seen again as it was, another step does nothing."""
-        assert job.task is not None, "add comes first"
+    def _step_inputs(self, job: TrialJob, partition: int) -> object:
+        """Everything that a step of this interval depends on. If it is unchanged, a step would do nothing."""
+        assert job.task is not None, "call add first"
         inputs = [source.category for _, source in job.task.inputs_of(partition)]
         there = [(self.log.end_offsets(name)[partition], self.log.watermark(name)) for name in inputs]
         return there, self.now_ms, self.rows.peek(job.ref(partition)).version
@@ -634,9 +632,9 @@ class Trial:
             try:
                 if partition not in job.owned:
                     job.owned[partition] = self._open(job, partition)
-                before = self._seen_by(job, partition)
+                before = self._step_inputs(job, partition)
                 self._step(job, job.owned[partition])
-                # As it was before the step: what the step itself changed is looked at once more.
+                # The value before the step: changes by the step itself need one more step.
                 job.seen[partition] = before
                 return
             except Crash:
@@ -644,7 +642,7 @@ class Trial:
                 job.owned.pop(partition, None)
 
     def _open(self, job: TrialJob, partition: int) -> OwnedInterval:
-        assert job.task is not None, "add comes first"
+        assert job.task is not None, "call add first"
         interval, _ = own_interval(
             job.task.spec,
             partition,
@@ -657,7 +655,7 @@ class Trial:
 
     def _step(self, job: TrialJob, interval: OwnedInterval) -> None:
         task = job.task
-        assert task is not None, "add comes first"
+        assert task is not None, "call add first"
         row = self.rows.peek(interval.ref)
         spans = self._spans(task, interval, row)
         ranges = tuple(
@@ -666,7 +664,7 @@ class Trial:
             for start, end in [spans[source.birth]]
         )
         found = list(read_ranges(task=task, interval=interval, spans=spans, log=self.log, rows=self.rows))
-        made = [new for batch in found for new in _worked(batch, job.stages)]
+        made = [new for batch in found for new in _run_stages(batch, job.stages)]
         if job.config.kind == "stateful":
             step = StatefulStep(
                 ref=interval.ref,
@@ -710,7 +708,7 @@ class Trial:
     def _spans(
         self, task: TaskDescriptor, interval: OwnedInterval, row: IntervalRow
     ) -> dict[str, tuple[int, int]]:
-        """What the next step reads: what a predecessor promised, else as much as there is and may be."""
+        """The ranges of the next step: those of a pending intent, else up to `rows_max` available records."""
         partition, spans = interval.ref.partition, {}
         promised = row.intent.ranges if row.intent is not None else {}
         for _, source in task.inputs_of(partition):
@@ -722,7 +720,7 @@ class Trial:
         return spans
 
 
-def _worked(batch: pa.RecordBatch, stages: Stages) -> Iterator[pa.RecordBatch]:
+def _run_stages(batch: pa.RecordBatch, stages: Stages) -> Iterator[pa.RecordBatch]:
     kinds = batch.column("_kind").to_pylist()
     wanted = [kind in (DATA, BAD) for kind in kinds]
     if any(wanted):
@@ -731,6 +729,6 @@ def _worked(batch: pa.RecordBatch, stages: Stages) -> Iterator[pa.RecordBatch]:
 
 def _end_of(batches: Sequence[pa.RecordBatch]) -> dict[str, Millis]:
     last = batches[-1]
-    assert last.column("_kind")[last.num_rows - 1].as_py() == END, "a range ends with its end"
+    assert last.column("_kind")[last.num_rows - 1].as_py() == END, "the last row is the end row"
     seen: dict[str, Millis] = json.loads(last.column("_meta")[last.num_rows - 1].as_py())["event_time_max"]
     return seen

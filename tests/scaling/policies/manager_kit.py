@@ -19,7 +19,7 @@ from penstock.scaling.policies.round import PolicyOutcome
 from penstock.settings import Settings
 from penstock.streams.bus.log import CategorySpec
 from penstock.streams.compile.packages import build_package
-from penstock.streams.package_shelf import UnpackedPackages
+from penstock.streams.package_store import UnpackedPackages
 from tests.builders import ADMIN, CODE, PACKAGE, a_body
 from tests.ready import ready_folder
 from tests.waiting import until

@@ -46,7 +46,7 @@ WELL = {
     "restarts": 0.0,
     "watermark_lag_s": 2.0,
 }
-POISON = """job shops.total: a record of 'sales' cannot be worked on
+POISON = """job shops.total: a record of 'sales' cannot be processed
 Why: partition 3, offset 4711: not JSON
 What to do: correct the plan"""
 

@@ -14,7 +14,7 @@ from penstock.scaling.policies.policy import Broken, ChangeLayer, Nothing, Verdi
 from penstock.scaling.policies.process import Declared, ProcessPolicy, UserPolicies
 from penstock.scaling.policies.service import PolicyService
 from penstock.streams.compile.packages import build_package
-from penstock.streams.package_shelf import PackageShelf, UnpackedPackages
+from penstock.streams.package_store import PackageStore, UnpackedPackages
 from tests.scaling.policies.kit import (
     NOW_MS,
     MemoryAlerts,
@@ -67,7 +67,7 @@ def load(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Load]:
     folder = tmp_path_factory.mktemp("policies")
     (folder / "wrong.py").write_text(WRONG)
     (folder / "broken.py").write_text("import no_such_module\n")
-    shelf = PackageShelf(folder / "shelf")
+    shelf = PackageStore(folder / "shelf")
     unpacked = UnpackedPackages(folder / "unpacked", shelf.get)
     # A short budget only where it must run out: a loaded machine may take long for anything.
     patient = UserPolicies(unpacked.folder_of, SystemClock(), budget_ms=60_000)
