@@ -26,7 +26,7 @@ from penstock.server.pages import add_watermark_routes
 from penstock.server.replies import describe_problems
 from penstock.server.routes.alarms import add_alarm_reads, add_alarm_writes
 from penstock.server.routes.containers import ListWatch, add_container_routes
-from penstock.server.routes.fleet import Fleet, add_fleet_orders, add_fleet_reads
+from penstock.server.routes.fleet import FleetReader, add_fleet_orders, add_fleet_reads
 from penstock.server.routes.jobs import add_job_routes
 from penstock.server.routes.layers import add_layer_kind_routes, add_layer_routes, add_token_routes
 from penstock.server.routes.lending import add_lending_routes
@@ -196,7 +196,7 @@ def add_control_routes(router: APIRouter, control: Control, guard: Guard) -> Lis
     """
     lists = ListWatch(lambda: control.task_service.version())
     add_container_routes(router, control, guard, lists)
-    fleet = Fleet(control)
+    fleet = FleetReader(control)
     add_fleet_reads(router, fleet, guard)
     add_fleet_orders(router, control, fleet, guard)
     add_lending_routes(router, control, guard)

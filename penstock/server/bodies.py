@@ -99,33 +99,33 @@ class _Body(BaseModel):
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
 
-class Submit(_Body):
+class SubmitBody(_Body):
     """A compiled pipeline and why it is submitted."""
 
     compiled: dict[str, Any]
     why: Reason = ""
 
 
-class Plan(_Body):
+class PlanBody(_Body):
     """A compiled pipeline to compare with what runs."""
 
     compiled: dict[str, Any]
 
 
-class Apply(_Body):
+class ApplyBody(_Body):
     """The provisioner layer of one job, whole."""
 
     config: dict[str, Any]
     why: Reason = ""
 
 
-class PlanJob(_Body):
+class PlanJobBody(_Body):
     """A provisioner layer to compare with what runs."""
 
     config: dict[str, Any]
 
 
-class SetState(_Body):
+class SetStateBody(_Body):
     """What a job should do."""
 
     state: DesiredState
@@ -133,48 +133,48 @@ class SetState(_Body):
     why: Reason = ""
 
 
-class Because(_Body):
+class ReasonBody(_Body):
     """Why."""
 
     why: Reason = ""
 
 
-class Manage(_Body):
+class ManageBody(_Body):
     """Which policy looks, and whether it may do anything."""
 
     policy: NameText | None = Field(default=None, description="None: every policy of the job.")
     dry_run: Annotated[bool, Field(strict=True)] = False
 
 
-class MoveShard(_Body):
+class MoveShardBody(_Body):
     """Where a shard should go."""
 
     container: NameText
     why: Reason = ""
 
 
-class PutLayer(_Body):
+class PutLayerBody(_Body):
     """One layer, whole."""
 
     body: dict[str, Any]
     why: Reason = ""
 
 
-class PatchLayer(_Body):
+class PatchLayerBody(_Body):
     """Dotted paths to set in one layer; null removes one."""
 
     changes: dict[str, Any]
     why: Reason = ""
 
 
-class Rollback(_Body):
+class RollbackBody(_Body):
     """The version of the job at which the layer was as it should be again."""
 
     to_version: Annotated[int, Field(ge=0, le=INT_MAX, strict=True)]
     why: Reason = ""
 
 
-class NewLayer(_Body):
+class NewLayerBody(_Body):
     """A layer for a component of its own."""
 
     name: NameText
@@ -187,7 +187,7 @@ class NewLayer(_Body):
     why: Reason = ""
 
 
-class NewSilence(_Body):
+class NewSilenceBody(_Body):
     """Which alarms nobody is told of, for how long, and why."""
 
     job: NamePattern
@@ -199,7 +199,7 @@ class NewSilence(_Body):
     why: Reason = ""
 
 
-class NewToken(_Body):
+class NewTokenBody(_Body):
     """A token to issue."""
 
     name: NameText
@@ -208,7 +208,7 @@ class NewToken(_Body):
     why: Reason = ""
 
 
-class NewCategory(_Body):
+class NewCategoryBody(_Body):
     """A category to create."""
 
     name: Word
@@ -224,14 +224,14 @@ class NewCategory(_Body):
     ahead_max_ms: Annotated[Count, Field(strict=True)] = AHEAD_MAX_MS
 
 
-class Register(_Body):
+class RegisterBody(_Body):
     """A container's new life."""
 
     incarnation: Word
     folder_id: Word
 
 
-class Dead(_Body):
+class DeadBody(_Body):
     """The folder of a container that ended: only its host knows the id."""
 
     folder_id: Word

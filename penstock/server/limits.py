@@ -135,7 +135,7 @@ def replay(body: bytes, receive: Receive) -> Receive:
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class BodyShape:
     """How large some JSON is, counted without parsing it."""
 
     depth: int
@@ -176,18 +176,18 @@ def check_json(body: bytes) -> None:
         _check_text(value)
 
 
-def shape_of(body: bytes) -> Shape:
+def shape_of(body: bytes) -> BodyShape:
     """Depth of lists and maps, number of keys, number of values; outside strings only."""
     # Escaped backslashes first, so that the quotes left are those that begin and end strings.
     marks = body.replace(b"\\\\", b"").replace(b'\\"', b"").translate(None, _NO_MARKS)
     array = np.frombuffer(marks, dtype=np.uint8)
     if not array.size:
-        return Shape(0, 0, 1)
+        return BodyShape(0, 0, 1)
     is_outside = np.cumsum(array == ord('"'), dtype=np.int32) % 2 == 0
     depths = np.cumsum(_STEPS[array] * is_outside, dtype=np.int32)
     keys = int(np.count_nonzero((array == ord(":")) & is_outside))
     commas = int(np.count_nonzero((array == ord(",")) & is_outside))
-    return Shape(max(0, int(depths.max())), keys, commas + 1)
+    return BodyShape(max(0, int(depths.max())), keys, commas + 1)
 
 
 def _pairs(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:

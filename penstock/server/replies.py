@@ -6,15 +6,15 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from penstock.jobs.job_reads import STATES
 from penstock.server.answers import PROBLEM
+from penstock.server.bodies import JobState
 
 
 class _Reply(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
 
-class Problem(BaseModel):
+class ProblemReply(BaseModel):
     """What is wrong, why, and what to do about it (RFC 9457)."""
 
     model_config = ConfigDict(extra="allow")
@@ -26,16 +26,13 @@ class Problem(BaseModel):
     fix: str
 
 
-JobState = Literal[STATES]  # type: ignore[valid-type]
-
-
 class Health(_Reply):
     """Something answers."""
 
     status: Literal["ok"]
 
 
-class Load(_Reply):
+class LoadReply(_Reply):
     """What a job was seen doing."""
 
     model_config = ConfigDict(extra="allow")
@@ -84,7 +81,7 @@ class JobLine(_Reply):
     problem: str
     guarantees: list[str]
     scaler: str
-    load: Load | None
+    load: LoadReply | None
     counts: Counts | None
     tasks: list[TaskLine]
 
@@ -96,7 +93,7 @@ class JobPage(_Reply):
     next: str | None
 
 
-class Layer(_Reply):
+class LayerReply(_Reply):
     """One layer of one job as written."""
 
     layer: str
@@ -108,7 +105,7 @@ class Layer(_Reply):
     at_ms: int
 
 
-class Provenance(_Reply):
+class ProvenanceReply(_Reply):
     """Who decided one field."""
 
     layer: str
@@ -130,13 +127,13 @@ class Job(_Reply):
     removed: bool
     state: JobState
     expected_version: int
-    layers: list[Layer]
+    layers: list[LayerReply]
     config: dict[str, Any]
     guarantees: list[str]
     problem: str
-    provenance: dict[str, Provenance]
+    provenance: dict[str, ProvenanceReply]
     is_in_sync: bool
-    load: Load | None
+    load: LoadReply | None
     counts: Counts | None
     tasks: list[TaskLine]
 
@@ -162,7 +159,7 @@ class StateReply(_Reply):
     effective: str
 
 
-class Changed(_Reply):
+class ChangedReply(_Reply):
     """One path whose value differs, and what that costs."""
 
     path: str
@@ -171,14 +168,14 @@ class Changed(_Reply):
     sync: Literal["complex", "restart", "live"]
 
 
-class JobChange(_Reply):
+class JobChangeReply(_Reply):
     """What a change would do to one job."""
 
     model_config = ConfigDict(extra="allow")
 
     job: str
     change: str
-    changed: list[Changed]
+    changed: list[ChangedReply]
     restarts: list[str]
     tasks_after: int
     state_kept: bool
@@ -188,11 +185,11 @@ class JobChange(_Reply):
 class Planned(_Reply):
     """What would change, and the other file whose pipeline would be replaced ("": none)."""
 
-    changes: list[JobChange]
+    changes: list[JobChangeReply]
     replaces: str
 
 
-class Submitted(_Reply):
+class SubmittedReply(_Reply):
     """The expected version of every job written, and what was done to it."""
 
     jobs: dict[str, int]
@@ -203,20 +200,20 @@ class Layers(_Reply):
     """The layers of a job at one version, lowest first."""
 
     version: int
-    layers: list[Layer]
+    layers: list[LayerReply]
 
 
 class HistoryPage(_Reply):
     """Writes of layers, newest first, and before which version the next page begins."""
 
-    history: list[Layer]
+    history: list[LayerReply]
     next: int | None
 
 
 class Diff(_Reply):
     """What differs."""
 
-    changes: list[Changed]
+    changes: list[ChangedReply]
 
 
 class AuditEntry(_Reply):
@@ -295,7 +292,7 @@ class JournalEntry(_Reply):
     data: dict[str, Any]
 
 
-class Journal(_Reply):
+class JournalReply(_Reply):
     """Decisions, oldest first."""
 
     entries: list[JournalEntry]
@@ -312,7 +309,7 @@ class Status(_Reply):
     loops: dict[str, Any]
 
 
-class Category(_Reply):
+class CategoryReply(_Reply):
     """One category of the bus."""
 
     spec: dict[str, Any]
@@ -324,7 +321,7 @@ class Category(_Reply):
 class Categories(_Reply):
     """Every category of the bus; `unreadable`: those that cannot be read, and why."""
 
-    categories: list[Category]
+    categories: list[CategoryReply]
     unreadable: dict[str, str] = {}
 
 
@@ -337,7 +334,7 @@ class Watermarks(_Reply):
     intervals: list[dict[str, Any]]
 
 
-class Examination(_Reply):
+class ExaminationReply(_Reply):
     """What the doctor found, the worst first; what was ruled out, and what could not be looked at."""
 
     job: str
@@ -382,13 +379,13 @@ class PackageHash(_Reply):
     hash: str
 
 
-class Registered(_Reply):
+class RegisteredReply(_Reply):
     """A container that is known now."""
 
     container: str
 
 
-class TaskList(_Reply):
+class TaskListReply(_Reply):
     """The task list, or what changed in it."""
 
     model_config = ConfigDict(extra="allow")
@@ -429,12 +426,12 @@ Responses = dict[int | str, dict[str, Any]]
 
 
 # By name: with a model in each, building the API takes twice as long. `describe_problems` says what it is.
-_A_PROBLEM = {"$ref": f"#/components/schemas/{Problem.__name__}"}
+_A_PROBLEM = {"$ref": f"#/components/schemas/{ProblemReply.__name__}"}
 
 
 def describe_problems(description: dict[str, Any]) -> None:
     """Add what every refusal looks like to a description of the API."""
-    description["components"]["schemas"][Problem.__name__] = Problem.model_json_schema()
+    description["components"]["schemas"][ProblemReply.__name__] = ProblemReply.model_json_schema()
 
 
 def problems(*statuses: int) -> Responses:

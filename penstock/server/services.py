@@ -229,7 +229,7 @@ class ScalingHere:
         return {job: (self.load_of(job), self.reason_of(job)) for job in sorted(jobs)}
 
 
-class Ask:
+class WriteArguments:
     """Makes what every change is asked with, at this moment."""
 
     def __init__(self, services: Services) -> None:

@@ -8,9 +8,9 @@ from penstock.streams.rows.row_store import (
     Changes,
     IntervalRef,
     IntervalRow,
-    Kept,
     OutboxRow,
     RowStore,
+    StoredSize,
     TimerRow,
     is_of_ids,
     key_after,
@@ -53,6 +53,6 @@ def full_count(rows: RowStore, ref: IntervalRef = REF) -> tuple[int, int]:
     return count, size
 
 
-def said(kept: Kept | None) -> tuple[int, int] | None:
+def said(kept: StoredSize | None) -> tuple[int, int] | None:
     """What a row says of them."""
     return None if kept is None else (kept.rows, kept.bytes)

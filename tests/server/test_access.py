@@ -132,14 +132,14 @@ def routes_of(app: Any) -> list[dict[str, Any]]:
 
 def test_every_refusal_is_described_as_the_problem_that_it_is(shared: World):
     described = shared.ask("GET", "/openapi.json").json()
-    assert set(described["components"]["schemas"]["Problem"]["required"]) <= set(
+    assert set(described["components"]["schemas"]["ProblemReply"]["required"]) <= set(
         shared.ask("GET", "/jobs/none.none").json()
     )
     operations = [each for path in described["paths"].values() for each in path.values()]
     refusals = [said for each in operations for code, said in each["responses"].items() if code >= "4"]
     assert len(refusals) > len(operations)
     for said in refusals:
-        assert said["content"] == {PROBLEM: {"schema": {"$ref": "#/components/schemas/Problem"}}}
+        assert said["content"] == {PROBLEM: {"schema": {"$ref": "#/components/schemas/ProblemReply"}}}
 
 
 def test_health_is_open_and_says_nothing_else(shared: World):

@@ -286,7 +286,7 @@ def test_a_draining_container_gives_its_shards_away(world: World, boxes: list[Bo
 def test_what_a_container_must_know_to_join(world: World):
     with a_client(world, "container") as client:
         told = client.installation()
-    fleet_routes.Installation(**told)
+    fleet_routes.InstallationReply(**told)
     assert told["profile"] == "fast" and told["store"] == str(world.folder / "store.db")
     assert told["bus"] == f"embedded:{world.folder / 'bus'}"
 

@@ -16,7 +16,7 @@ from penstock.server.bodies import Key, NameQuery, WhyQuery
 from penstock.server.pools import LONG, WRITES
 from penstock.server.replies import WRITING, Responses, problems
 from penstock.server.security import Guard
-from penstock.server.services import Ask, Control
+from penstock.server.services import Control, WriteArguments
 
 SeverityName = Literal["info", "warning", "critical"]
 
@@ -106,7 +106,7 @@ class StoppedJob(_Reply):
     reserved: dict[str, float]
 
 
-class Capacity(_Reply):
+class CapacityReply(_Reply):
     """What the cluster has, what is reserved and used of it, and who was stopped for it."""
 
     is_limited: bool
@@ -153,7 +153,7 @@ def add_alarm_reads(router: APIRouter, plane: Control, guard: Guard) -> None:
         found = plane.alarms.store.silences(plane.clock.now_ms())
         return answer({"silences": [_silence(silence) for silence in found]})
 
-    @router.get("/capacity", response_model=Capacity, responses=problems())
+    @router.get("/capacity", response_model=CapacityReply, responses=problems())
     @LONG
     def get_capacity(caller: Caller = guard.allow("status.read")) -> Response:
         """What the cluster has, and how much of it is reserved and used."""
@@ -163,14 +163,14 @@ def add_alarm_reads(router: APIRouter, plane: Control, guard: Guard) -> None:
 
 def add_alarm_writes(router: APIRouter, plane: Control, guard: Guard) -> None:
     """What people do about it."""
-    ask = Ask(plane)
+    ask = WriteArguments(plane)
     created: Responses = {201: {"model": SilenceReply, "description": "It holds now"}}
 
     @router.post("/alarms/{alarm_id}/acknowledge", response_model=AlarmReply, responses=problems(*WRITING))
     @WRITES
     def acknowledge_alarm(
         alarm_id: AlarmId,
-        body: bodies.Because,
+        body: bodies.ReasonBody,
         caller: Caller = guard.allow("alarm.write"),
         idempotency_key: Key = None,
     ) -> Response:
@@ -187,7 +187,7 @@ def add_alarm_writes(router: APIRouter, plane: Control, guard: Guard) -> None:
     )
     @WRITES
     def add_silence(
-        body: bodies.NewSilence,
+        body: bodies.NewSilenceBody,
         caller: Caller = guard.allow("alarm.write"),
         idempotency_key: Key = None,
     ) -> Response:
@@ -214,7 +214,7 @@ def add_alarm_writes(router: APIRouter, plane: Control, guard: Guard) -> None:
 
     @router.post("/alarm-routes/test", response_model=RouteAnswers, responses=problems(*WRITING))
     @LONG
-    def test_routes(body: bodies.Because, caller: Caller = guard.allow("alarm.write")) -> Response:
+    def test_routes(body: bodies.ReasonBody, caller: Caller = guard.allow("alarm.write")) -> Response:
         """Send a notice through each route, and say what each answered."""
         answers = plane.alarms.test(**ask(caller, body.why, None))
         lines = [{"route": name, "is_taken": not said, "answer": said} for name, said in answers.items()]

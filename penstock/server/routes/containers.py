@@ -38,11 +38,11 @@ def add_container_routes(router: APIRouter, plane: Control, guard: Guard, lists:
     beats = Together(BEATS, partial(answer_beats, plane), at_once=AT_ONCE)
 
     @router.post(
-        "/containers/{name}/register", response_model=replies.Registered, responses=problems(409, 507)
+        "/containers/{name}/register", response_model=replies.RegisteredReply, responses=problems(409, 507)
     )
     @BEATS
     def register_container(
-        name: Name, body: bodies.Register, caller: Caller = guard.allow("container.beat")
+        name: Name, body: bodies.RegisterBody, caller: Caller = guard.allow("container.beat")
     ) -> Response:
         """Announce a container's new life."""
         plane.register_container(name, body.incarnation, folder_id=body.folder_id)
@@ -69,18 +69,18 @@ def add_container_routes(router: APIRouter, plane: Control, guard: Guard, lists:
     @router.post("/containers/{name}/dead", response_model=fleet_routes.Buried, responses=problems(507))
     @BEATS
     def container_dead(
-        name: Name, body: bodies.Dead, caller: Caller = guard.allow("container.beat")
+        name: Name, body: bodies.DeadBody, caller: Caller = guard.allow("container.beat")
     ) -> Response:
         """Its host saw it end and has cleared up: its shards move at once."""
         return answer({"is_news": plane.on_container_dead(name, body.folder_id)})
 
-    @router.get("/installation", response_model=fleet_routes.Installation, responses=problems())
+    @router.get("/installation", response_model=fleet_routes.InstallationReply, responses=problems())
     @BEATS
     def installation(caller: Caller = guard.allow("container.beat")) -> Response:
         """What a container must know to join: heartbeat times, and where streams, state and store are."""
         return answer(plane.installation() | {"container": caller.container})
 
-    @router.get("/tasks", response_model=replies.TaskList, responses=UNCHANGED | problems())
+    @router.get("/tasks", response_model=replies.TaskListReply, responses=UNCHANGED | problems())
     async def task_list(
         caller: Caller = guard.allow("task.read"),
         since: Version = None,

@@ -39,7 +39,7 @@ HISTORY_MAX = 20
 PLACE_PATTERN = r"^[A-Za-z0-9_][A-Za-z0-9_.\-]{0,199}:[0-9]{1,30}:[0-9]{1,18}$"
 
 
-class Fleet:
+class FleetReader:
     """Reads what one control plane knows of where things run; writes nothing."""
 
     def __init__(self, plane: Control) -> None:
@@ -369,7 +369,7 @@ class Buried(_Reply):
     is_news: bool
 
 
-class Installation(_Reply):
+class InstallationReply(_Reply):
     """What a container must know to join."""
 
     profile: str
@@ -393,7 +393,7 @@ After = Annotated[
 ASKING = (404, 507)
 
 
-class Because:
+class OrderArguments:
     """What every order is given with: who, why, when; a reason is needed."""
 
     def __init__(self, plane: Control) -> None:
@@ -404,7 +404,7 @@ class Because:
         return {"now_ms": self._clock.boot_ms(), "reason": why, "actor": caller.name}
 
 
-def add_fleet_reads(router: APIRouter, fleet: Fleet, guard: Guard) -> None:
+def add_fleet_reads(router: APIRouter, fleet: FleetReader, guard: Guard) -> None:
     """Where everything is."""
 
     @router.get("/containers", response_model=Containers, responses=problems())
@@ -446,14 +446,14 @@ def add_fleet_reads(router: APIRouter, fleet: Fleet, guard: Guard) -> None:
         return answer(fleet.log(name, index, lines=lines, after=after))
 
 
-def add_fleet_orders(router: APIRouter, plane: Control, fleet: Fleet, guard: Guard) -> None:
+def add_fleet_orders(router: APIRouter, plane: Control, fleet: FleetReader, guard: Guard) -> None:
     """What people may ask of containers, shards and tasks. Each may be repeated."""
-    because = Because(plane)
+    because = OrderArguments(plane)
 
     @router.post("/containers/{name}/drain", response_model=ContainerLine, responses=problems(*ASKING))
     @WRITES
     def drain_container(
-        name: Name, body: bodies.Because, caller: Caller = guard.allow("container.write")
+        name: Name, body: bodies.ReasonBody, caller: Caller = guard.allow("container.write")
     ) -> Response:
         """Move everything away from it, and give it nothing new."""
         plane.shard_manager.drain(name, **because(caller, body.why))
@@ -463,7 +463,7 @@ def add_fleet_orders(router: APIRouter, plane: Control, fleet: Fleet, guard: Gua
     @router.post("/containers/{name}/cordon", response_model=ContainerLine, responses=problems(*ASKING))
     @WRITES
     def cordon_container(
-        name: Name, body: bodies.Because, caller: Caller = guard.allow("container.write")
+        name: Name, body: bodies.ReasonBody, caller: Caller = guard.allow("container.write")
     ) -> Response:
         """Give it nothing new; it keeps what it has."""
         plane.shard_manager.cordon(name, **because(caller, body.why))
@@ -472,7 +472,7 @@ def add_fleet_orders(router: APIRouter, plane: Control, fleet: Fleet, guard: Gua
     @router.post("/containers/{name}/uncordon", response_model=ContainerLine, responses=problems(*ASKING))
     @WRITES
     def uncordon_container(
-        name: Name, body: bodies.Because, caller: Caller = guard.allow("container.write")
+        name: Name, body: bodies.ReasonBody, caller: Caller = guard.allow("container.write")
     ) -> Response:
         """Take it back."""
         plane.shard_manager.uncordon(name, **because(caller, body.why))
@@ -482,7 +482,7 @@ def add_fleet_orders(router: APIRouter, plane: Control, fleet: Fleet, guard: Gua
     @router.post("/shards/{shard}/move", response_model=ShardPage, responses=problems(*ASKING))
     @WRITES
     def move_shard(
-        shard: ShardNumber, body: bodies.MoveShard, caller: Caller = guard.allow("shard.write")
+        shard: ShardNumber, body: bodies.MoveShardBody, caller: Caller = guard.allow("shard.write")
     ) -> Response:
         """Begin to move a shard to a container."""
         plane.shard_manager.move(shard, body.container, **because(caller, body.why))
@@ -491,7 +491,7 @@ def add_fleet_orders(router: APIRouter, plane: Control, fleet: Fleet, guard: Gua
     @router.post("/shards/{shard}/release", response_model=ShardPage, responses=problems(*ASKING))
     @WRITES
     def release_shard(
-        shard: ShardNumber, body: bodies.Because, caller: Caller = guard.allow("shard.write")
+        shard: ShardNumber, body: bodies.ReasonBody, caller: Caller = guard.allow("shard.write")
     ) -> Response:
         """Let a quarantined shard be placed again."""
         plane.shard_manager.release(shard, **because(caller, body.why))
@@ -505,7 +505,7 @@ def add_fleet_orders(router: APIRouter, plane: Control, fleet: Fleet, guard: Gua
     )
     @WRITES
     def restart_task(
-        name: Name, index: Index, body: bodies.Because, caller: Caller = guard.allow("task.restart")
+        name: Name, index: Index, body: bodies.ReasonBody, caller: Caller = guard.allow("task.restart")
     ) -> Response:
         """Ask for one task to be ended and started again where it is."""
         task_id = fleet.check_task(name, index)

@@ -26,7 +26,7 @@ from penstock.server.pages import JobPages
 from penstock.server.pools import LONG, READS, WRITES, Reads, Together
 from penstock.server.replies import WRITING, problems
 from penstock.server.security import Guard
-from penstock.server.services import Ask, Services, check_package, version_of
+from penstock.server.services import Services, WriteArguments, check_package, version_of
 
 AT_ONCE = 64  # jobs in one look
 CREATED: replies.Responses = {201: {"model": replies.AppliedReply, "description": "It was not there before"}}
@@ -73,21 +73,21 @@ def _add_reads(router: APIRouter, plane: Services, guard: Guard, pages: JobPages
         version, body = found if found is not None else await READS.run(pages.job, name)
         return answer(body, version=version)
 
-    @router.post("/jobs/{name}/plan", response_model=replies.JobChange, responses=problems(404))
+    @router.post("/jobs/{name}/plan", response_model=replies.JobChangeReply, responses=problems(404))
     @LONG
-    def plan_job(name: Name, body: bodies.PlanJob, caller: Caller = guard.allow("job.plan")) -> Response:
+    def plan_job(name: Name, body: bodies.PlanJobBody, caller: Caller = guard.allow("job.plan")) -> Response:
         """What applying this would change. Writes nothing."""
         return answer(plane.jobs.plan_job(name, body.config))
 
 
 def _add_writes(router: APIRouter, plane: Services, guard: Guard, prefix: str) -> None:
-    ask = Ask(plane)
+    ask = WriteArguments(plane)
 
     @router.put("/jobs/{name}", response_model=replies.AppliedReply, responses=CREATED | problems(*WRITING))
     @WRITES
     def apply_job(
         name: Name,
-        body: bodies.Apply,
+        body: bodies.ApplyBody,
         caller: Caller = guard.allow("job.apply"),
         idempotency_key: Key = None,
         if_match: IfVersion = None,
@@ -116,7 +116,7 @@ def _add_writes(router: APIRouter, plane: Services, guard: Guard, prefix: str) -
     @WRITES
     def set_state(
         name: Name,
-        body: bodies.SetState,
+        body: bodies.SetStateBody,
         caller: Caller = guard.allow("job.state"),
         idempotency_key: Key = None,
         if_match: IfMatch = None,
@@ -134,7 +134,7 @@ def _add_writes(router: APIRouter, plane: Services, guard: Guard, prefix: str) -
 
 
 def _add_ends(router: APIRouter, plane: Services, guard: Guard) -> None:
-    ask = Ask(plane)
+    ask = WriteArguments(plane)
 
     @router.delete("/jobs/{name}", response_model=replies.Written, responses=problems(*WRITING))
     @WRITES
@@ -156,7 +156,7 @@ def _add_ends(router: APIRouter, plane: Services, guard: Guard) -> None:
     @WRITES
     def restore_job(
         name: Name,
-        body: bodies.Because,
+        body: bodies.ReasonBody,
         caller: Caller = guard.allow("job.remove"),
         idempotency_key: Key = None,
         if_match: IfMatch = None,

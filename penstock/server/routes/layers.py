@@ -20,7 +20,7 @@ from penstock.server.bodies import IfMatch, IfVersion, Key, Limit, Name, NameQue
 from penstock.server.pools import PATCHES, WRITES, Reads, Together
 from penstock.server.replies import WRITING, problems
 from penstock.server.security import Guard
-from penstock.server.services import Ask, Services, check_package, version_of
+from penstock.server.services import Services, WriteArguments, check_package, version_of
 
 AT_ONCE = 16  # changes in one transaction
 LAYER = "/jobs/{name}/layers/{layer}"
@@ -75,7 +75,7 @@ def _add_reads(router: APIRouter, plane: Services, guard: Guard) -> None:
 
 
 def _add_writes(router: APIRouter, plane: Services, guard: Guard) -> None:
-    ask = Ask(plane)
+    ask = WriteArguments(plane)
     # One thread writes what came meanwhile in one transaction: more of them would only wait for each other.
     patches = Together(PATCHES, partial(write_patches, plane), at_once=AT_ONCE)
 
@@ -84,7 +84,7 @@ def _add_writes(router: APIRouter, plane: Services, guard: Guard) -> None:
     def put_layer(
         name: Name,
         layer: Name,
-        body: bodies.PutLayer,
+        body: bodies.PutLayerBody,
         caller: Caller = guard.allow("job.write"),
         idempotency_key: Key = None,
         if_match: IfVersion = None,
@@ -107,7 +107,7 @@ def _add_writes(router: APIRouter, plane: Services, guard: Guard) -> None:
     async def patch_layer(
         name: Name,
         layer: Name,
-        body: bodies.PatchLayer,
+        body: bodies.PatchLayerBody,
         caller: Caller = guard.allow("job.write"),
         idempotency_key: Key = None,
         if_match: IfMatch = None,
@@ -140,7 +140,7 @@ def write_patches(services: Services, patches: Sequence[Patch]) -> list[int | Ex
 
 
 def _add_returns(router: APIRouter, plane: Services, guard: Guard) -> None:
-    ask = Ask(plane)
+    ask = WriteArguments(plane)
 
     @router.delete(LAYER, response_model=replies.Written, responses=problems(*WRITING))
     @WRITES
@@ -163,7 +163,7 @@ def _add_returns(router: APIRouter, plane: Services, guard: Guard) -> None:
     def rollback_layer(
         name: Name,
         layer: Name,
-        body: bodies.Rollback,
+        body: bodies.RollbackBody,
         caller: Caller = guard.allow("job.write"),
         idempotency_key: Key = None,
         if_match: IfMatch = None,
@@ -189,7 +189,7 @@ DAY_MS = 24 * 3_600_000
 
 def add_layer_kind_routes(router: APIRouter, plane: Services, guard: Guard) -> None:
     """The levels of the expected config."""
-    ask, reads = Ask(plane), Reads(local=not plane.database.is_shared)
+    ask, reads = WriteArguments(plane), Reads(local=not plane.database.is_shared)
     created: replies.Responses = {201: {"model": replies.LayerKinds, "description": "It is there now"}}
 
     @router.get("/layers", response_model=replies.LayerKinds, responses=problems())
@@ -203,7 +203,7 @@ def add_layer_kind_routes(router: APIRouter, plane: Services, guard: Guard) -> N
     )
     @WRITES
     def add_layer(
-        body: bodies.NewLayer, caller: Caller = guard.allow("layer.create"), idempotency_key: Key = None
+        body: bodies.NewLayerBody, caller: Caller = guard.allow("layer.create"), idempotency_key: Key = None
     ) -> Response:
         """Add a layer for a component of its own."""
         plane.jobs.add_layer_kind(
@@ -225,7 +225,7 @@ def _kinds(plane: Services) -> dict[str, object]:
 
 def add_token_routes(router: APIRouter, plane: Services, guard: Guard) -> None:
     """Who may call."""
-    ask, reads = Ask(plane), Reads(local=not plane.database.is_shared)
+    ask, reads = WriteArguments(plane), Reads(local=not plane.database.is_shared)
     created: replies.Responses = {201: {"model": replies.IssuedToken, "description": "It is seen this once"}}
 
     @router.get("/tokens", response_model=replies.Tokens, responses=problems())
@@ -239,7 +239,7 @@ def add_token_routes(router: APIRouter, plane: Services, guard: Guard) -> None:
     )
     @WRITES
     def issue_token(
-        body: bodies.NewToken, caller: Caller = guard.allow("token.write"), idempotency_key: Key = None
+        body: bodies.NewTokenBody, caller: Caller = guard.allow("token.write"), idempotency_key: Key = None
     ) -> Response:
         """Issue a token. A repeat of the request gets everything but the token itself."""
         row, token = plane.token_service.issue(

@@ -44,7 +44,7 @@ class AnswerOrder(_Model):
     why: Line = ""
 
 
-class Lend(_Model):
+class LendBody(_Model):
     """Which cluster gets a container, and how it is reached; `home`: what that one calls this cluster."""
 
     home: NameText
@@ -54,7 +54,7 @@ class Lend(_Model):
     why: Reason = ""
 
 
-class Expect(_Model):
+class ExpectBody(_Model):
     """From which cluster a container comes, and whose it is; no owner: it is this cluster's own."""
 
     lender: NameText
@@ -63,7 +63,7 @@ class Expect(_Model):
     why: Reason = ""
 
 
-class Changed(_Model):
+class LoanChangeBody(_Model):
     """Which version of a record is meant, and why."""
 
     version: Version
@@ -149,7 +149,9 @@ def add_lending_routes(router: APIRouter, plane: Control, guard: Guard) -> None:
 
     @router.post("/containers/{name}/lend", response_model=LoanLine, responses=problems(*ASKING))
     @WRITES
-    def lend_container(name: Name, body: Lend, caller: Caller = guard.allow("container.lend")) -> Response:
+    def lend_container(
+        name: Name, body: LendBody, caller: Caller = guard.allow("container.lend")
+    ) -> Response:
         """Begin to give it to another cluster: its host is asked, then it is drained, then it goes."""
         loan = plane.lending.lend(
             name, home=body.home, to=body.to, url=body.url, token=body.token, **_because(caller, body.why)
@@ -159,7 +161,9 @@ def add_lending_routes(router: APIRouter, plane: Control, guard: Guard) -> None:
 
     @router.post("/containers/{name}/keep", response_model=LoanLine, responses=problems(*ASKING))
     @WRITES
-    def keep_container(name: Name, body: Changed, caller: Caller = guard.allow("container.lend")) -> Response:
+    def keep_container(
+        name: Name, body: LoanChangeBody, caller: Caller = guard.allow("container.lend")
+    ) -> Response:
         """It stays after all, and takes shards."""
         loan = plane.lending.keep(name, version=body.version, **_because(caller, body.why))
         assert loan is not None
@@ -169,7 +173,7 @@ def add_lending_routes(router: APIRouter, plane: Control, guard: Guard) -> None:
     @router.post("/containers/{name}/expect", response_model=Expected, responses=problems(*ASKING))
     @WRITES
     def expect_container(
-        name: Name, body: Expect, caller: Caller = guard.allow("container.lend")
+        name: Name, body: ExpectBody, caller: Caller = guard.allow("container.lend")
     ) -> Response:
         """It will come from another cluster; answers the token that it comes with."""
         because = _because(caller, body.why)
@@ -181,7 +185,7 @@ def add_lending_routes(router: APIRouter, plane: Control, guard: Guard) -> None:
     @router.post("/containers/{name}/forget", response_model=Loans, responses=problems(*ASKING))
     @WRITES
     def forget_container(
-        name: Name, body: Changed, caller: Caller = guard.allow("container.lend")
+        name: Name, body: LoanChangeBody, caller: Caller = guard.allow("container.lend")
     ) -> Response:
         """It did not come, or is not here any more; answers what is left of its record."""
         loan = plane.lending.forget(name, version=body.version, **_because(caller, body.why))

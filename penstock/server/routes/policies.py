@@ -104,7 +104,7 @@ class PolicyAlert(_Reply):
     what_to_do: str
 
 
-class ManagedJob(_Reply):
+class ManagedJobReply(_Reply):
     """What a look at a job came to."""
 
     job: str
@@ -146,9 +146,11 @@ class Readmitted(_Reply):
 def add_policy_routes(router: APIRouter, plane: Control, guard: Guard) -> None:
     """What policies decide."""
 
-    @router.post("/jobs/{name}/manage", response_model=ManagedJob, responses=problems(404, 507))
+    @router.post("/jobs/{name}/manage", response_model=ManagedJobReply, responses=problems(404, 507))
     @LONG
-    def manage_job(name: Name, body: bodies.Manage, caller: Caller = guard.allow("job.manage")) -> Response:
+    def manage_job(
+        name: Name, body: bodies.ManageBody, caller: Caller = guard.allow("job.manage")
+    ) -> Response:
         """Let policies look at a job now: every answer, what was done, and why not more."""
         plane.jobs.view(name)  # who asks about nobody is told so
         return answer(
@@ -157,7 +159,9 @@ def add_policy_routes(router: APIRouter, plane: Control, guard: Guard) -> None:
 
     @router.post("/jobs/{name}/readmit", response_model=Readmitted, responses=problems(404, 507))
     @WRITES
-    def readmit_job(name: Name, body: bodies.Because, caller: Caller = guard.allow("job.manage")) -> Response:
+    def readmit_job(
+        name: Name, body: bodies.ReasonBody, caller: Caller = guard.allow("job.manage")
+    ) -> Response:
         """End what keeps a job away from containers. May be repeated."""
         check_line("the reason", body.why, length_max=REASON_MAX)
         plane.jobs.view(name)
@@ -184,7 +188,7 @@ JOURNAL_MAX = 50
 def add_doctor_routes(router: APIRouter, plane: Control, guard: Guard) -> None:
     """What is wrong with a job."""
 
-    @router.get("/jobs/{name}/doctor", response_model=replies.Examination, responses=problems(404))
+    @router.get("/jobs/{name}/doctor", response_model=replies.ExaminationReply, responses=problems(404))
     @LONG
     def get_doctor(name: Name, caller: Caller = guard.allow("job.read")) -> Response:
         """What is wrong with a job, why, how sure that is, and what to do; what was ruled out."""

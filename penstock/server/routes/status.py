@@ -58,7 +58,7 @@ def add_state_routes(app: FastAPI, router: APIRouter, plane: Services, guard: Gu
     def openapi(caller: Caller = guard.allow("schema.read")) -> dict[str, Any]:
         return app.openapi()
 
-    @router.get("/journal", response_model=replies.Journal, responses=problems())
+    @router.get("/journal", response_model=replies.JournalReply, responses=problems())
     @reads
     def journal(
         caller: Caller = guard.allow("journal.read"),

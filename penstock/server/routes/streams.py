@@ -35,14 +35,14 @@ def add_pipeline_routes(router: APIRouter, plane: Services, guard: Guard) -> Non
 
     @router.post("/pipelines/plan", response_model=replies.Planned, responses=problems())
     @LONG
-    def plan_pipeline(body: bodies.Plan, caller: Caller = guard.allow("pipeline.plan")) -> Response:
+    def plan_pipeline(body: bodies.PlanBody, caller: Caller = guard.allow("pipeline.plan")) -> Response:
         """What submitting would change. Writes nothing."""
         return answer(plane.plan_pipeline(body.compiled))
 
-    @router.post("/pipelines", response_model=replies.Submitted, responses=problems(*WRITING))
+    @router.post("/pipelines", response_model=replies.SubmittedReply, responses=problems(*WRITING))
     @LONG
     def submit_pipeline(
-        body: bodies.Submit, caller: Caller = guard.allow("pipeline.submit"), idempotency_key: Key = None
+        body: bodies.SubmitBody, caller: Caller = guard.allow("pipeline.submit"), idempotency_key: Key = None
     ) -> Response:
         """Make a pipeline's jobs what is expected."""
         done = plane.submit_pipeline(
@@ -54,7 +54,7 @@ def add_pipeline_routes(router: APIRouter, plane: Services, guard: Guard) -> Non
 def add_stream_routes(router: APIRouter, plane: Services, guard: Guard, prefix: str) -> None:
     """Categories and packages."""
     category_created: replies.Responses = {
-        201: {"model": replies.Category, "description": "It was not there before"}
+        201: {"model": replies.CategoryReply, "description": "It was not there before"}
     }
     package_created: replies.Responses = {
         201: {"model": replies.PackageHash, "description": "It was not there before"}
@@ -66,18 +66,18 @@ def add_stream_routes(router: APIRouter, plane: Services, guard: Guard, prefix: 
         """Every category of the bus; `unreadable`: those that are damaged, and why."""
         return answer(plane.category_views())
 
-    @router.get("/categories/{name}", response_model=replies.Category, responses=problems(404))
+    @router.get("/categories/{name}", response_model=replies.CategoryReply, responses=problems(404))
     @LONG
     def get_category(name: Name, caller: Caller = guard.allow("category.read")) -> Response:
         """One category: spec, birth, how much is in it, how far its watermark is."""
         return answer(plane.category_view(name))
 
     @router.post(
-        "/categories", response_model=replies.Category, responses=category_created | problems(*WRITING)
+        "/categories", response_model=replies.CategoryReply, responses=category_created | problems(*WRITING)
     )
     @LONG
     def create_category(
-        body: bodies.NewCategory, caller: Caller = guard.allow("category.create")
+        body: bodies.NewCategoryBody, caller: Caller = guard.allow("category.create")
     ) -> Response:
         """Create a category for records from outside; repeating it changes nothing."""
         spec = CategorySpec(**{**body.model_dump(), "columns": tuple(body.columns)})

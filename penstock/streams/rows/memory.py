@@ -13,11 +13,11 @@ from penstock.streams.rows.row_store import (
     Changes,
     IntervalRef,
     IntervalRow,
-    Kept,
     OutboxRow,
     ScannedState,
     ScannedTimer,
     Snapshot,
+    StoredSize,
     TimerRow,
     after_acquire,
     after_commit,
@@ -148,7 +148,7 @@ class MemoryRows:
                 for name in unseen_names(found.row, changes)
                 if name in found.states
             }
-            unseen = Kept(rows=len(sizes), bytes=sum(sizes.values()))
+            unseen = StoredSize(rows=len(sizes), bytes=sum(sizes.values()))
             new.row = after_commit(found.row, changes, oldest_work=new.oldest_work(), unseen=unseen)
             self._intervals[ref.job_birth, ref.partition, ref.birth] = new
             return new.row

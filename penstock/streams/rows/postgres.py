@@ -18,7 +18,7 @@ from penstock.core.errors import StoreUnavailable
 from penstock.db.server_checks import translate_postgres
 from penstock.streams.bus.log import LOW_MAX, LOW_MIN
 from penstock.streams.rows import postgres_server as sql
-from penstock.streams.rows.postgres_server import Link, PostgresLinks
+from penstock.streams.rows.postgres_server import PooledConnection, PostgresLinks
 from penstock.streams.rows.row_store import (
     NOTHING,
     PAGE_BYTES,
@@ -27,10 +27,10 @@ from penstock.streams.rows.row_store import (
     Changes,
     IntervalRef,
     IntervalRow,
-    Kept,
     ScannedState,
     ScannedTimer,
     Snapshot,
+    StoredSize,
     TimerRow,
     after_acquire,
     after_commit,
@@ -115,7 +115,7 @@ def oldest_work(connection: psycopg.Connection[Any], interval: int) -> Millis:
     return min(LOW_MAX if oldest is None else oldest for oldest in found)
 
 
-def sizes_of(connection: psycopg.Connection[Any], interval: int, keys: Sequence[str]) -> Kept:
+def sizes_of(connection: psycopg.Connection[Any], interval: int, keys: Sequence[str]) -> StoredSize:
     """How much these keep now."""
     found = NOTHING
     for chunk in keys_of(keys):
@@ -123,7 +123,7 @@ def sizes_of(connection: psycopg.Connection[Any], interval: int, keys: Sequence[
     return found
 
 
-def count_all(connection: psycopg.Connection[Any], interval: int) -> Kept:
+def count_all(connection: psycopg.Connection[Any], interval: int) -> StoredSize:
     """How much all of them keep: reads every state, in statements of bounded time."""
     found, start = NOTHING, b""
     while True:
@@ -161,9 +161,9 @@ def _statements(interval: int, changes: Changes) -> Iterator[tuple[str, tuple[An
         yield sql.WRITE_OUTBOX, (interval, *record_of_outbox(out))
 
 
-def _plus(kept: Kept, counted: tuple[int, int] | None) -> Kept:
+def _plus(kept: StoredSize, counted: tuple[int, int] | None) -> StoredSize:
     assert counted is not None, "an aggregate has one row"
-    return Kept(rows=kept.rows + counted[0], bytes=kept.bytes + counted[1])
+    return StoredSize(rows=kept.rows + counted[0], bytes=kept.bytes + counted[1])
 
 
 def _columns(records: Sequence[tuple[Any, ...]]) -> list[list[Any]]:
@@ -241,7 +241,7 @@ class PostgresRows:
         which, wanted = _which(ref), list(dict.fromkeys(keys))
         up_to, is_small = (timers_up_to, wall_up_to), fits_pipeline(wanted)
 
-        def read(link: Link) -> Snapshot:
+        def read(link: PooledConnection) -> Snapshot:
             ask = _asking(link)
             with link.connection.pipeline() if is_small else nullcontext():
                 link.connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
@@ -334,14 +334,17 @@ class PostgresRows:
         raise AssertionError("the last attempt returns or raises")
 
     def _find(self, ref: IntervalRef) -> IntervalRow | None:
-        def read(link: Link) -> IntervalRow | None:
+        def read(link: PooledConnection) -> IntervalRow | None:
             found = _asking(link)(sql.READ_ROW, _which(ref)).fetchone()
             return None if found is None else _row_of(ref, found)[1]
 
         return self._read(ref, read, no_tables=lambda: None)
 
     def _read(
-        self, ref: IntervalRef, read: Callable[[Link], Found], no_tables: Callable[[], Found] | None = None
+        self,
+        ref: IntervalRef,
+        read: Callable[[PooledConnection], Found],
+        no_tables: Callable[[], Found] | None = None,
     ) -> Found:
         """Read, and once more on a new connection if the kept one has died meanwhile."""
         for attempt in range(1, _ATTEMPTS + 1):
@@ -389,7 +392,7 @@ class PostgresRows:
     def _write_once(
         self,
         ref: IntervalRef,
-        link: Link,
+        link: PooledConnection,
         decide: _Decide,
         or_create: tuple[Any, ...] | None,
         unsure: IntervalRow | None,
@@ -443,7 +446,7 @@ class _Look:
     """What a read transaction sees."""
 
     ref: IntervalRef
-    link: Link
+    link: PooledConnection
     row: IntervalRow
 
     def states(self, *, start: str, limit: int) -> tuple[ScannedState, ...]:
@@ -481,7 +484,7 @@ def _begin(
     return is_made, cursor.fetchone()
 
 
-def _asking(link: Link) -> Callable[[str, tuple[Any, ...]], _Cursor]:
+def _asking(link: PooledConnection) -> Callable[[str, tuple[Any, ...]], _Cursor]:
     """Executes in a cursor of its own, so that many answers can be under way; bytes come as bytes."""
 
     def ask(statement: str, values: tuple[Any, ...]) -> _Cursor:

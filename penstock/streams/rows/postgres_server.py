@@ -165,7 +165,7 @@ _INHERITED: list[object] = []
 
 
 @dataclass(slots=True)
-class Link:
+class PooledConnection:
     """One connection, and which rows it leads to: None while there are no tables."""
 
     connection: Connection
@@ -177,11 +177,11 @@ class PostgresLinks:
 
     def __init__(self, place: str) -> None:
         self._conninfo = conninfo_of(place)
-        self._pid, self._idle = os.getpid(), deque[Link]()
+        self._pid, self._idle = os.getpid(), deque[PooledConnection]()
         self._closing = weakref.finalize(self, _close, self._pid, self._idle)
 
     @contextmanager
-    def take(self) -> Iterator[Link]:
+    def take(self) -> Iterator[PooledConnection]:
         """A connection with no transaction; whatever is still open after the block is rolled back."""
         try:
             link = self._kept().pop()
@@ -196,7 +196,7 @@ class PostgresLinks:
         """Close those that nobody uses: they are probably as dead as the one that just failed."""
         _close(os.getpid(), self._kept())
 
-    def make_tables(self, link: Link) -> None:
+    def make_tables(self, link: PooledConnection) -> None:
         """Make the tables, unless somebody did."""
         connection = link.connection
         with connection.transaction():
@@ -207,16 +207,16 @@ class PostgresLinks:
                 connection.execute(f"INSERT INTO {PLACE} VALUES (%s, %s)", (FORMAT, secrets.token_hex(16)))
         link.identity = _identity(connection)
 
-    def _open(self) -> Link:
+    def _open(self) -> PooledConnection:
         connection: Connection = psycopg.connect(self._conninfo, autocommit=True)
         with ExitStack() as undo:
             undo.callback(connection.close)
             refuse_what_is_not_durable(connection)
-            link = Link(connection, _identity(connection))
+            link = PooledConnection(connection, _identity(connection))
             undo.pop_all()
         return link
 
-    def _give_back(self, link: Link) -> None:
+    def _give_back(self, link: PooledConnection) -> None:
         connection = link.connection
         if not connection.closed and connection.info.transaction_status != psycopg.pq.TransactionStatus.IDLE:
             with suppress(psycopg.Error):  # whatever brought us here is the news
@@ -233,7 +233,7 @@ class PostgresLinks:
             with suppress(psycopg.Error):
                 connection.close()
 
-    def _kept(self) -> deque[Link]:
+    def _kept(self) -> deque[PooledConnection]:
         if self._pid != os.getpid():
             _INHERITED.append(self._idle)
             self._pid, self._idle = os.getpid(), deque()
@@ -241,7 +241,7 @@ class PostgresLinks:
         return self._idle
 
 
-def _close(pid: int, idle: deque[Link]) -> None:
+def _close(pid: int, idle: deque[PooledConnection]) -> None:
     while idle and pid == os.getpid():
         with suppress(IndexError, psycopg.Error):
             idle.pop().connection.close()

@@ -88,7 +88,7 @@ class Intent:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kept:
+class StoredSize:
     """How much an interval keeps for its keys: state rows, and the bytes of their names and values.
 
     Rows about ids of records are not among them, nor are timers and the outbox. `keys`: as the work of the
@@ -118,7 +118,7 @@ class IntervalRow:
     counters: Mapping[str, int] = field(
         default_factory=dict
     )  # records, late, behind_low, timers, productions, bad, repeated
-    kept: Kept | None = None  # None: nobody has counted yet; the next acquire does
+    kept: StoredSize | None = None  # None: nobody has counted yet; the next acquire does
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,7 +172,7 @@ class ScannedTimer:
     damage: str = ""
 
 
-class Look(Protocol):
+class RowSnapshot(Protocol):
     """One moment of an interval, without ownership: whatever is read of it is of one committed version."""
 
     @property
@@ -241,7 +241,7 @@ class RowStore(Protocol):
     def peek(self, ref: IntervalRef) -> IntervalRow:
         """The row as it stands, without ownership: for status, lag and tests."""
 
-    def look(self, ref: IntervalRef) -> AbstractContextManager[Look]:
+    def look(self, ref: IntervalRef) -> AbstractContextManager[RowSnapshot]:
         """One moment, to be read page by page while the owner goes on writing. Use it shortly and in one
         thread: a server that keeps the moment keeps what was overwritten since.
         """
@@ -391,12 +391,12 @@ def _kept_json(row: IntervalRow) -> dict[str, list[int | None]]:
     return {} if kept is None else {_KEPT: [row.version, kept.rows, kept.bytes, kept.keys]}
 
 
-def _kept_of_json(value: list[Any] | None, version: int) -> Kept | None:
+def _kept_of_json(value: list[Any] | None, version: int) -> StoredSize | None:
     # A version of Penstock that does not count hands on what it found: that is then of an older version of
     # the row.
     if value is None or value[0] != version:
         return None
-    return Kept(rows=value[1], bytes=value[2], keys=value[3])
+    return StoredSize(rows=value[1], bytes=value[2], keys=value[3])
 
 
 def _json_of_intent(intent: Intent | None) -> dict[str, Any] | None:
@@ -445,7 +445,7 @@ def scanned_timers(ref: IntervalRef, records: Iterable[tuple[Any, ...]]) -> Iter
             yield ScannedTimer(key=key, tag=tag, timer=None, damage=f"{error.what}: {error.why}")
 
 
-NOTHING = Kept(rows=0, bytes=0)
+NOTHING = StoredSize(rows=0, bytes=0)
 
 
 def new_row(ref: IntervalRef, offsets: Mapping[str, int], low: Millis) -> IntervalRow:
@@ -496,7 +496,7 @@ def after_fence(row: IntervalRow, *, generation: int) -> IntervalRow:
 
 
 def after_commit(
-    row: IntervalRow, changes: Changes, *, oldest_work: Millis, unseen: Kept = NOTHING
+    row: IntervalRow, changes: Changes, *, oldest_work: Millis, unseen: StoredSize = NOTHING
 ) -> IntervalRow:
     """The row after a step. `oldest_work`: the oldest undelivered production or hold after this write.
     `unseen`: what stood under the names of `unseen_names` before it.
@@ -577,7 +577,7 @@ def name_of(ref: IntervalRef) -> str:
     return f"{ref.job}[{ref.partition}]"
 
 
-def _kept_after(kept: Kept, changes: Changes, unseen: Kept) -> Kept:
+def _kept_after(kept: StoredSize, changes: Changes, unseen: StoredSize) -> StoredSize:
     rows, size, before = kept.rows - unseen.rows, kept.bytes - unseen.bytes, changes.before
     for (name, value), old in zip(changes.states.items(), map(before.get, changes.states), strict=True):
         if name.startswith(PREFIX):  # of ids; not asked by a call, since every key of a batch comes by
@@ -588,7 +588,7 @@ def _kept_after(kept: Kept, changes: Changes, unseen: Kept) -> Kept:
             rows, size = rows + 1, size + len(name.encode()) + len(value)
         elif old is not None:
             rows, size = rows - 1, size - len(name.encode()) - old
-    return Kept(rows=rows, bytes=size, keys=kept.keys if changes.keys is None else changes.keys)
+    return StoredSize(rows=rows, bytes=size, keys=kept.keys if changes.keys is None else changes.keys)
 
 
 def _next_seq(row: IntervalRow, changes: Changes) -> dict[str, int]:

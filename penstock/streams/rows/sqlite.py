@@ -26,10 +26,10 @@ from penstock.streams.rows.row_store import (
     Changes,
     IntervalRef,
     IntervalRow,
-    Kept,
     ScannedState,
     ScannedTimer,
     Snapshot,
+    StoredSize,
     TimerRow,
     after_acquire,
     after_commit,
@@ -467,18 +467,18 @@ def _read_states(ref: IntervalRef, connection: sqlite3.Connection, keys: set[str
     return states
 
 
-def _sizes(connection: sqlite3.Connection, keys: Iterable[str]) -> Kept:
+def _sizes(connection: sqlite3.Connection, keys: Iterable[str]) -> StoredSize:
     """How much these keep now."""
     found = [connection.execute(f"SELECT {_SIZE} {_OF_KEYS}", chunk).fetchone() for chunk in _chunks(keys)]
-    return Kept(rows=sum(rows for rows, _ in found), bytes=sum(size for _, size in found))
+    return StoredSize(rows=sum(rows for rows, _ in found), bytes=sum(size for _, size in found))
 
 
-def _count(connection: sqlite3.Connection) -> Kept:
+def _count(connection: sqlite3.Connection) -> StoredSize:
     """How much all of them keep: reads the whole table."""
     rows, size = connection.execute(
         f"SELECT {_SIZE} FROM states WHERE key < ? OR key >= ?", (PREFIX, PREFIX_END)
     ).fetchone()
-    return Kept(rows=rows, bytes=size)
+    return StoredSize(rows=rows, bytes=size)
 
 
 def _chunks(keys: Iterable[str]) -> Iterator[list[str]]:

@@ -16,9 +16,9 @@ from penstock.core.errors import PenstockError
 from penstock.streams.bus.embedded import index as log_index
 from penstock.streams.bus.embedded.index import (
     SUFFIX,
-    Entry,
     LogIndex,
-    Place,
+    SegmentEntry,
+    SegmentPlace,
     encode,
     entry_of,
     forget_passed,
@@ -71,7 +71,7 @@ def _drop_unused(connection: sqlite3.Connection, touched: set[int]) -> list[int]
     return gone
 
 
-def load_inline(connection: sqlite3.Connection) -> list[Entry]:
+def load_inline(connection: sqlite3.Connection) -> list[SegmentEntry]:
     """Runs whose bytes lie in the index, by partition and offset."""
     rows = connection.execute(
         "SELECT b.partition, b.first, b.rows, b.segment, b.position, b.length, b.crc, b.skip, s.payload"
@@ -81,7 +81,7 @@ def load_inline(connection: sqlite3.Connection) -> list[Entry]:
     return [entry_of(*row) for row in rows]
 
 
-def has_runs(connection: sqlite3.Connection, entries: Sequence[Entry]) -> bool:
+def has_runs(connection: sqlite3.Connection, entries: Sequence[SegmentEntry]) -> bool:
     """Whether all of these runs, which follow each other, are still as they were."""
     found = connection.execute(
         "SELECT first, segment FROM batches WHERE partition = ? AND first BETWEEN ? AND ? ORDER BY first",
@@ -91,7 +91,7 @@ def has_runs(connection: sqlite3.Connection, entries: Sequence[Entry]) -> bool:
 
 
 def replace_runs(
-    connection: sqlite3.Connection, entries: Sequence[Entry], segment: int, place: Place
+    connection: sqlite3.Connection, entries: Sequence[SegmentEntry], segment: int, place: SegmentPlace
 ) -> None:
     """One run in another segment instead of several; it is as old as the newest of them."""
     span = (entries[0].partition, entries[0].first, entries[-1].first)
@@ -274,7 +274,7 @@ RUNS_MAX, ROWS_MAX = 2_000, 50_000  # of one partition in one file
 class Group:
     """Runs of one partition that follow each other and all lie in the index."""
 
-    entries: tuple[Entry, ...]
+    entries: tuple[SegmentEntry, ...]
 
     @property
     def rows(self) -> int:
@@ -296,9 +296,9 @@ def compact_category(index: LogIndex, schema: pa.Schema, fault: Callable[[str], 
         moved += done
 
 
-def find_groups(entries: list[Entry]) -> dict[int, Group]:
+def find_groups(entries: list[SegmentEntry]) -> dict[int, Group]:
     """The first group of each partition that is worth it: at least two runs. `entries` ascend."""
-    found: dict[int, list[Entry]] = {}
+    found: dict[int, list[SegmentEntry]] = {}
     done: dict[int, Group] = {}
     for entry in entries:
         runs = found.setdefault(entry.partition, [])

@@ -67,14 +67,14 @@ _EVENT_TIME_TABLES = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class SegmentEntry:
     """A visible run of records: offsets [first, first + rows) are the stored batch's rows from `skip` on."""
 
     partition: int
     first: int
     rows: int
     segment: int
-    place: Place
+    place: SegmentPlace
     skip: int
     payload: bytes | None = None
 
@@ -325,7 +325,9 @@ def drop_segment(connection: sqlite3.Connection, segment: int) -> bool:
     return connection.execute("DELETE FROM segments WHERE id = ? AND visible = 0", (segment,)).rowcount == 1
 
 
-def append(connection: sqlite3.Connection, entry: Entry, *, times: Times, producer: str, last: int) -> None:
+def append(
+    connection: sqlite3.Connection, entry: SegmentEntry, *, times: Times, producer: str, last: int
+) -> None:
     """Show one run of records and move the dedup mark past it. Requires: `entry.first` is the end offset."""
     place = entry.place
     connection.execute(
@@ -349,7 +351,7 @@ def append(connection: sqlite3.Connection, entry: Entry, *, times: Times, produc
     )
 
 
-def load_entries(connection: sqlite3.Connection, partition: int, start: int, end: int) -> list[Entry]:
+def load_entries(connection: sqlite3.Connection, partition: int, start: int, end: int) -> list[SegmentEntry]:
     """The runs that hold offsets [start, end), in order."""
     rows = connection.execute(
         "SELECT b.first, b.rows, b.segment, b.position, b.length, b.crc, b.skip, s.payload"
@@ -372,14 +374,14 @@ def entry_of(
     crc: int,
     skip: int,
     payload: bytes | None,
-) -> Entry:
+) -> SegmentEntry:
     """A run from the columns of its row, and the bytes of its segment if they lie in the index."""
-    return Entry(
+    return SegmentEntry(
         partition=partition,
         first=first,
         rows=rows,
         segment=segment,
-        place=Place(position=position, length=length, crc=crc),
+        place=SegmentPlace(position=position, length=length, crc=crc),
         skip=skip,
         payload=payload,
     )
@@ -440,7 +442,7 @@ _STREAM_END = pa.py_buffer(b"\xff\xff\xff\xff\x00\x00\x00\x00")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class SegmentPlace:
     """Where one batch's message lies in its segment, and the CRC-32 of its bytes."""
 
     position: int
@@ -453,7 +455,7 @@ class Encoded:
     """A segment before it is written: its bytes, and the place of each partition's batch."""
 
     buffers: tuple[pa.Buffer, ...]
-    places: Mapping[int, Place]
+    places: Mapping[int, SegmentPlace]
     bytes: int
 
 
@@ -463,7 +465,7 @@ def encode(schema: pa.Schema, batches: Mapping[int, pa.RecordBatch]) -> Encoded:
     buffers, places, position = [head], {}, head.size
     for partition, batch in batches.items():
         message = batch.serialize()
-        places[partition] = Place(position=position, length=message.size, crc=zlib.crc32(message))
+        places[partition] = SegmentPlace(position=position, length=message.size, crc=zlib.crc32(message))
         buffers.append(message)
         position += message.size
     return Encoded(buffers=(*buffers, _STREAM_END), places=places, bytes=position + _STREAM_END.size)
@@ -492,7 +494,7 @@ def write_segment(path: Path, encoded: Encoded, fault: Callable[[str], None]) ->
         fault("sync:after")
 
 
-def read_batch(schema: pa.Schema, place: Place, *, path: Path, inline: bytes | None) -> pa.RecordBatch:
+def read_batch(schema: pa.Schema, place: SegmentPlace, *, path: Path, inline: bytes | None) -> pa.RecordBatch:
     """The whole batch at a place, checked against its checksum; files are mapped, not copied."""
     where = str(path) if inline is None else f"{path.parent.name}/index.db segment {path.stem}"
     message = (
@@ -527,7 +529,7 @@ def translated(path: Path) -> Iterator[None]:
         ) from error
 
 
-def _map(path: Path, place: Place) -> pa.Buffer:
+def _map(path: Path, place: SegmentPlace) -> pa.Buffer:
     with translated(path):
         try:
             bytes_there = path.stat().st_size

@@ -32,7 +32,7 @@ from penstock.streams.bus.embedded.clean import (
     load_times,
     truncate_category,
 )
-from penstock.streams.bus.embedded.index import Entry, LogIndex, read_batch, segment_path, translated
+from penstock.streams.bus.embedded.index import LogIndex, SegmentEntry, read_batch, segment_path, translated
 from penstock.streams.bus.embedded.publish import Publish, SegmentCleaned, publish_once
 from penstock.streams.bus.log import Category, CategorySpec, Lag, Mark, Published, Run, Seen, TimedRun
 
@@ -413,7 +413,7 @@ def _decide_idle(
     return noted, idle.due_marks(seen, noted)
 
 
-def _check_whole(folder: Path, entries: list[Entry], start: int, end: int) -> None:
+def _check_whole(folder: Path, entries: list[SegmentEntry], start: int, end: int) -> None:
     position = entries[0].first if entries else end
     is_whole = position <= start
     for entry in entries:
@@ -428,7 +428,7 @@ def _check_whole(folder: Path, entries: list[Entry], start: int, end: int) -> No
 
 
 def _batches(
-    index: LogIndex, schema: pa.Schema, entries: list[Entry], start: int, end: int
+    index: LogIndex, schema: pa.Schema, entries: list[SegmentEntry], start: int, end: int
 ) -> Iterator[pa.RecordBatch]:
     for entry in entries:
         path = segment_path(index.folder, entry.segment)

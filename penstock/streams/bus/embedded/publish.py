@@ -20,8 +20,8 @@ from penstock.streams.bus import admission
 from penstock.streams.bus.embedded import index as log_index
 from penstock.streams.bus.embedded.index import (
     Encoded,
-    Entry,
     LogIndex,
+    SegmentEntry,
     Times,
     encode,
     segment_path,
@@ -153,7 +153,7 @@ def _commit(
         for partition in new:
             batch = publish.batches[partition].slice(now.trimmed[partition])
             times = pc.min_max(batch.column("_ts")).as_py()
-            entry = Entry(
+            entry = SegmentEntry(
                 partition=partition,
                 first=ends[partition],
                 rows=batch.num_rows,

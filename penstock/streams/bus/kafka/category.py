@@ -104,7 +104,7 @@ GLANCE_MS = 200  # how long a look waits for transactions of others to be decide
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
+class CategoryChange:
     """What one transaction writes."""
 
     updates: tuple[Update, ...]
@@ -122,7 +122,7 @@ class _OfProcess:
         self.control = ControlReader(self.clients)
 
 
-Decide = Callable[[ControlState, ProducerState], Change | None]
+Decide = Callable[[ControlState, ProducerState], CategoryChange | None]
 
 
 @dataclass(frozen=True, slots=True)
