@@ -14,7 +14,7 @@ from penstock.core.system_clock import SystemClock
 from penstock.db.tokens import ROLES
 from penstock.server.answers import PROBLEM
 from penstock.server.api import OPEN_ROUTES, PREFIX
-from penstock.server.security import EVERYBODY, VERBS, Guard, RateLimit, require
+from penstock.server.security import ALL_USERS, VERBS, Guard, RateLimit, require
 from tests.server.world import JOB, World
 
 HASH = "0" * 64
@@ -202,7 +202,7 @@ def test_every_verb_is_used_by_a_route_and_every_row_names_roles():
 def test_nobody_but_containers_and_admins_beats_and_readers_only_read():
     assert VERBS["container.beat"] == {"container", "admin"}
     assert {verb for verb, roles in VERBS.items() if "reader" in roles} == {
-        verb for verb, roles in VERBS.items() if roles >= EVERYBODY
+        verb for verb, roles in VERBS.items() if roles >= ALL_USERS
     }
     assert all(verb.endswith(".read") for verb, roles in VERBS.items() if "reader" in roles)
 
