@@ -33,7 +33,7 @@ def answer_problems(app: FastAPI) -> None:
 
 
 def answer(value: Any, *, status: int = 200, version: int | None = None, location: str = "") -> Response:
-    """A JSON response; bytes are encoded JSON already. The value is not validated. `version` becomes its ETag."""
+    """A JSON response; bytes are encoded JSON already. The value is not validated. `version` is the ETag."""
     headers = {} if version is None else {"ETag": f'"{version}"'}
     if location:
         headers["Location"] = location

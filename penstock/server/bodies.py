@@ -64,9 +64,7 @@ IfVersion = Annotated[
 ]
 IfNew = Annotated[
     str | None,
-    Header(
-        alias="If-None-Match", max_length=10, pattern=r"^\*$", description="Only if it does not exist yet."
-    ),
+    Header(alias="If-None-Match", max_length=10, pattern=r"^\*$", description="Only if it does not exist."),
 ]
 IfOther = Annotated[
     str | None,
@@ -196,7 +194,7 @@ class NewSilenceBody(_RequestBody):
     kind: NamePattern = "*"
     severity: Literal["info", "warning", "critical"] = Field(
         default="critical",
-        description="The worst severity that is silenced; notices of worse alarms are sent.",
+        description="The worst severity that is silenced; worse alarms send notices.",
     )
     for_s: Annotated[int, Field(ge=1, le=SILENCE_S_MAX, strict=True)]
     why: Reason = ""

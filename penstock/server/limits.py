@@ -40,8 +40,8 @@ _SUSPECT = re.compile(rb"\\u(?:[dD][89a-fA-F]|0000)|NaN|Infinity|[0-9]{19}|[eE][
 class LimitBodies:
     """ASGI middleware: reads a JSON body up to its limit, checks it, and passes it on as one message.
 
-    Routes under `streamed` read their bodies themselves, with `limited`, after the check of the caller. A body
-    that breaks off is refused. Heartbeats are checked by their route.
+    Routes under `streamed` read their bodies with `limited`, after the check of the caller. Incomplete bodies
+    are refused. Heartbeats are checked by their route.
     """
 
     def __init__(self, app: ASGIApp, *, streamed: str) -> None:

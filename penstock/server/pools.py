@@ -44,7 +44,7 @@ class Pool:
 
 
 class Reads:
-    """A decorator for read-only routes: on the event loop if the store is `local` and fast, else in threads."""
+    """A decorator for read-only routes: on the event loop if the store is `local` and fast, else in READS."""
 
     def __init__(self, *, local: bool) -> None:
         self._local, self._slow_until = local, 0.0

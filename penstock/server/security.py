@@ -103,7 +103,7 @@ class RateLimit:
             if self._counts[caller] > self._requests_max:
                 raise TooMany(
                     "too many requests",
-                    why=f"the limit of a token is {self._requests_max * 1000 // WINDOW_MS} requests per second",
+                    why=f"the limit of a token is {self._requests_max * 1000 // WINDOW_MS} per second",
                     fix="wait a second, and send fewer requests",
                 )
 
@@ -146,7 +146,7 @@ class UnknownTokenLimit:
         raise TooMany(
             "too many unknown tokens",
             why=why,
-            fix="wait a second, and use a valid token: tokens that this server has accepted before are not limited",
+            fix="wait a second, and use a valid token: tokens that were accepted before are not limited",
         )
 
     def end(self, address: str, now_ms: Millis, *, is_unknown: bool) -> None:
@@ -198,7 +198,7 @@ class CheckOrigin:
         await self._app(scope, receive, send)
 
     def check(self, scope: Scope) -> None:
-        """Refused unless `Host` is a name of this server; a browser may only read, from the server's own page."""
+        """Refused unless `Host` is a name of this server; browsers may only read, from the server's pages."""
         hosts, origins, is_from_browser = [], [], False
         for name, value in scope["headers"]:
             if name == b"host":
@@ -312,11 +312,11 @@ class Guard:
         return next((verb for verb in found if verb), None)
 
     async def knows(self, headers: Iterable[tuple[bytes, bytes]], verb: str) -> bool:
-        """True if the request has a valid token that may use `verb`; counts it then. TooMany past the limit."""
+        """True if the request's token is valid and may use `verb`; counts it then. TooMany past the limit."""
         return await self.known(headers, verb) is not None
 
     async def known(self, headers: Iterable[tuple[bytes, bytes]], verb: str) -> Caller | None:
-        """The caller if the request has a valid token that may use `verb`; None: the ordinary checks decide."""
+        """The caller if the request's token is valid and may use `verb`; None: the ordinary checks decide."""
         shown = [value for name, value in headers if name == b"authorization"]
         if len(shown) != 1 or shown[0][:7].lower() != b"bearer ":
             return None

@@ -1,5 +1,5 @@
-"""What routes call. Every API process has `Services`, over its own handle of the store; the process that holds
-the leases has `Control`, which adds the services with state in memory.
+"""The services that routes call. Every API process has `Services`, over its own handle of the store; the
+process that holds the leases has `Control`, which adds the services with state in memory.
 """
 
 from __future__ import annotations

@@ -153,9 +153,7 @@ class FleetReader:
         raise NotFound(
             f"job {job} has no task {index}",
             why=f"its tasks now: {', '.join(map(str, indexes)) or 'none'}",
-            fix=f"`penstock task ls {job}` lists them"
-            if indexes
-            else "start the job: a stopped job has none",
+            fix=f"`penstock task ls {job}` lists them" if indexes else "start the job",
         )
 
     def log(self, job: str, index: int, *, lines: int, after: str | None) -> dict[str, Any]:
@@ -395,7 +393,7 @@ After = Annotated[
     Query(
         max_length=250,
         pattern=PLACE_PATTERN,
-        description="The `place` of an earlier response: continue there.",
+        description="The `place` of an earlier response, to continue.",
     ),
 ]
 ASKING = (404, 507)

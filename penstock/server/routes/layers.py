@@ -76,7 +76,7 @@ def _add_reads(router: APIRouter, plane: Services, guard: Guard) -> None:
 
 def _add_writes(router: APIRouter, plane: Services, guard: Guard) -> None:
     arguments = WriteArguments(plane)
-    # One thread writes a batch of patches in one transaction: several threads would wait for each other's locks.
+    # One thread writes a batch in one transaction: several threads would wait for each other's locks.
     patches = RequestBatcher(PATCHES, partial(write_patches, plane), batch_max=BATCH_MAX)
 
     @router.put(LAYER, response_model=replies.Written, responses=problems(428, *WRITING))

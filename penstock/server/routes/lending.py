@@ -1,4 +1,4 @@
-"""Routes of lending: container hosts poll for orders; the lender asks clusters to give and take containers."""
+"""Routes of lending: container hosts poll for orders; the lender makes clusters give and take containers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Routes about policies and the doctor: evaluate a job now, list its decisions, end its exclusions, diagnose."""
+"""Routes about policies and the doctor: evaluate and diagnose a job, list decisions, end exclusions."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def add_policy_routes(router: APIRouter, plane: Control, guard: Guard) -> None:
     def manage_job(
         name: Name, body: bodies.ManageBody, caller: Caller = guard.allow("job.manage")
     ) -> Response:
-        """Evaluate a job's policies now; returns every answer, the change that was made, and refused changes."""
+        """Evaluate a job's policies now; returns every answer, the change made, and changes refused."""
         plane.jobs.view(name)  # NotFound if the job does not exist
         return answer(
             plane.policies.manage(name, policy=body.policy, is_dry=body.dry_run, asked_by=caller.name)
