@@ -169,7 +169,7 @@ class StreamRequests:
         return self._get(f"/jobs/{path_part(job)}/states/of", key=key)
 
     def states(self, job: str, *, prefix: str = "", after: str | None = None, limit: int = 100) -> Json:
-        """A page of states: {states, versions, next}; `next`: the `after` of the next page, None at the end."""
+        """A page of states: {states, versions, next}; `next`: the `after` of the next page, or None."""
         return self._get(f"/jobs/{path_part(job)}/states", prefix=prefix, after=after, limit=limit)
 
     def timers(self, job: str, *, key: str = "", after: str | None = None, limit: int = 100) -> Json:

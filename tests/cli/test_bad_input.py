@@ -75,7 +75,7 @@ def test_a_file_that_is_not_there_is_explained(shared: World, run: Run, tmp_path
         (("set", COUNT, "task_count=3", "--why", " "), "reason", 1),
         (("set", COUNT, "task_count=3", "--why", "a\x1b[31mb"), "why", 1),
         (("set", COUNT, "task_count=3", "--why", "x", "--version", "999"), "999", 4),
-        (("set", COUNT, "owner=\udcff", "--why", "x"), "cannot be sent", 1),
+        (("set", COUNT, "owner=\udcff", "--why", "x"), "cannot be encoded", 1),
         (("set", "zeitgeist.nobody", "task_count=3", "--why", "x"), "zeitgeist.nobody", 3),
         (("set", "..", "task_count=3", "--why", "x"), "..", 1),
         (("set", "a/b", "task_count=3", "--why", "x"), "a/b", 3),

@@ -64,7 +64,7 @@ def test_a_container_does_not_join_with_the_token_of_another(plane: Served, tmp_
         "capacity": "",
         "region": "",
     }
-    with pytest.raises(Refused, match="does not speak for the container 'far'") as caught:
+    with pytest.raises(Refused, match="is not valid for the container 'far'") as caught:
         join_settings("far", token_file=token, **given)
     assert "'near'" in caught.value.why and "token new far --role container" in caught.value.fix
 
@@ -122,7 +122,7 @@ def test_what_cannot_join_is_refused_at_once(
         (("--join", "http://127.0.0.1:1"), 1, "there is no --token"),
         (("--join", "http://127.0.0.1:1", "--token", "pk_x"), 5, "no control plane answers"),
         (("--join", "nonsense", "--token", "pk_x"), 1, "not the URL of a control plane"),
-        (("--join", "http://127.0.0.1:1", "--token", "two words"), 1, "this is not a token"),
+        (("--join", "http://127.0.0.1:1", "--token", "two words"), 1, "the token is not valid"),
         (("--join", "http://127.0.0.1:1", "--token", "pk_x", "--name", "../up"), 1, "no container may be"),
         (("--join", "http://127.0.0.1:1", "--token", "pk_x", "ls"), 1, "takes no further command"),
     ],

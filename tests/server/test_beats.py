@@ -90,7 +90,7 @@ def test_what_is_no_heartbeat_is_refused(body: bytes):
 
 @pytest.mark.parametrize("kind", ["", "text/plain", "application/x-json"])
 def test_a_heartbeat_is_sent_as_json(kind: str):
-    with pytest.raises(ConfigError, match="not a heartbeat"):
+    with pytest.raises(ConfigError, match="not a valid heartbeat"):
         read_heartbeat(json.dumps(BEAT).encode(), kind)
 
 

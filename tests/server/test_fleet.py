@@ -260,7 +260,7 @@ def test_a_log_that_is_elsewhere_is_said_to_be_elsewhere(world: World, boxes: li
         with pytest.raises(NotFound, match="cannot be reached"):
             client.task_log(JOB, 0)
         (folder / "folder_id").write_text("folder-c1")
-        with pytest.raises(NotFound, match="has printed nothing") as caught:
+        with pytest.raises(NotFound, match="has no log") as caught:
             client.task_log(JOB, 0)
         assert "penstock logs c1" in caught.value.fix
 

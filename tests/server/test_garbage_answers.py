@@ -235,6 +235,6 @@ def test_requests_stay_strict_where_answers_are_not() -> None:
             HeartbeatReply.from_json(plain | wrong)
     beat = Heartbeat(container="c1", incarnation="i", sequence=1)
     assert read_heartbeat(b'{"container":"c1","incarnation":"i","sequence":1}', "application/json") == beat
-    with pytest.raises(ConfigError, match="not a heartbeat"):
+    with pytest.raises(ConfigError, match="not a valid heartbeat"):
         read_heartbeat(b'{"container":"c1","incarnation":"i","sequence":1,"new":1}', "application/json")
     assert replace(beat, pid=2) == Heartbeat.from_json({**beat.to_json(), "pid": 2})

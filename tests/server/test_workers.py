@@ -446,7 +446,7 @@ def test_without_a_control_plane_it_says_so():
     ("method", "title"),
     [
         ("GET", "the control plane did not answer"),
-        ("PATCH", "the control plane did not say whether it has done this"),
+        ("PATCH", "the control plane did not report whether the request was carried out"),
     ],
 )
 @pytest.mark.parametrize("answer", [b"", b"HTTP/1.1 200 OK\r\nconte", b"garbage\r\n\r\n"])
