@@ -43,7 +43,7 @@ def commit(rows: RowStore, row: IntervalRow, **changes: object) -> IntervalRow:
 def full_count(rows: RowStore, ref: IntervalRef = REF) -> tuple[int, int]:
     """State rows of keys and their bytes, one by one: what the totals in the row must say."""
     count = size = 0
-    with rows.look(ref) as moment:
+    with rows.view(ref) as moment:
         start = ""
         while page := moment.states(start=start, limit=1000):
             start = key_after(page[-1].key)

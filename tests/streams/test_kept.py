@@ -146,7 +146,7 @@ def test_no_step_of_a_computation_makes_the_store_look(cache: int | None):
 def seen(task: TaskDescriptor) -> dict[str, float]:
     from penstock.streams.spark.load import LoadMeter
 
-    found = LoadMeter(task, trigger_ms=1000).look(None, at_s=1.0, now_ms=SystemClock().now_ms())
+    found = LoadMeter(task, trigger_ms=1000).measure(None, at_s=1.0, now_ms=SystemClock().now_ms())
     return {name: value for name, value in found.items() if name in ("key_count", "state_bytes")}
 
 

@@ -29,7 +29,7 @@ from penstock.streams.rows.row_store import (
     PAGE_BYTES,
     PREFIX,
     IntervalRef,
-    RowSnapshot,
+    IntervalView,
     RowStore,
     ScannedState,
     ScannedTimer,
@@ -242,7 +242,7 @@ class StateView:
         """States by interval and key: {states, versions, next}; `next`: the `after` of the next page."""
         check_keeps(job)
 
-        def rows(moment: RowSnapshot, place: Place) -> Iterator[tuple[Place, dict[str, Any], int]]:
+        def rows(moment: IntervalView, place: Place) -> Iterator[tuple[Place, dict[str, Any], int]]:
             start = prefix if place.key is None else max(prefix, key_after(place.key))
             for found in _all_states(moment, start):
                 if not found.key.startswith(prefix):
@@ -257,7 +257,7 @@ class StateView:
         check_keeps(job)
         stored = self._stored_key(job, key) if key else None
 
-        def rows(moment: RowSnapshot, place: Place) -> Iterator[tuple[Place, dict[str, Any], int]]:
+        def rows(moment: IntervalView, place: Place) -> Iterator[tuple[Place, dict[str, Any], int]]:
             start = (stored or "", "")
             if place.key is not None and place.tag is not None:
                 start = max(start, (place.key, key_after(place.tag)))
@@ -287,7 +287,7 @@ class StateView:
         self,
         job: KeptJob,
         what: str,
-        rows: Callable[[RowSnapshot, Place], Iterator[tuple[Place, dict[str, Any], int]]],
+        rows: Callable[[IntervalView, Place], Iterator[tuple[Place, dict[str, Any], int]]],
         begin: Place,
         limit: int,
     ) -> dict[str, Any]:
@@ -306,11 +306,11 @@ class StateView:
         return _page_json(job, what, found, versions, None)
 
     @contextmanager
-    def _look(self, job: KeptJob, partition: int) -> Iterator[RowSnapshot]:
+    def _look(self, job: KeptJob, partition: int) -> Iterator[IntervalView]:
         birth = interval_birth(job.birth, job.config.kind, job.config.lineage, partition)
         ref = IntervalRef(job=job.name, job_birth=job.birth, partition=partition, birth=birth)
         try:
-            with self._rows.look(ref) as moment:
+            with self._rows.view(ref) as moment:
                 yield moment
         except IntervalMissing as error:
             raise NotFound(
@@ -393,7 +393,7 @@ def _page_json(
     return {"job": job.name, what: found, "versions": versions, "next": text}
 
 
-def _states_of(job: KeptJob, moment: RowSnapshot, key: str) -> list[dict[str, Any]]:
+def _states_of(job: KeptJob, moment: IntervalView, key: str) -> list[dict[str, Any]]:
     """What is kept of a key: one row, or what each block of a window has of it."""
     if not is_in_blocks(job.computation):
         found = moment.states(start=key, limit=1)
@@ -423,20 +423,20 @@ def _exploded(job: KeptJob, partition: int, found: ScannedState) -> Iterator[dic
         yield {"partition": partition, "key": key, "state": state}
 
 
-def _timers_of(moment: RowSnapshot, key: str) -> Iterator[ScannedTimer]:
+def _timers_of(moment: IntervalView, key: str) -> Iterator[ScannedTimer]:
     for found in _all_timers(moment, (key, "")):
         if found.key != key:
             return
         yield found
 
 
-def _all_states(moment: RowSnapshot, start: str) -> Iterator[ScannedState]:
+def _all_states(moment: IntervalView, start: str) -> Iterator[ScannedState]:
     while page := moment.states(start=start, limit=ROWS_PER_READ):
         yield from page
         start = key_after(page[-1].key)
 
 
-def _all_timers(moment: RowSnapshot, start: tuple[str, str]) -> Iterator[ScannedTimer]:
+def _all_timers(moment: IntervalView, start: tuple[str, str]) -> Iterator[ScannedTimer]:
     while page := moment.timers(start=start, limit=ROWS_PER_READ):
         yield from page
         start = (page[-1].key, key_after(page[-1].tag))

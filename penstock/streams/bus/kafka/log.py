@@ -18,7 +18,7 @@ from penstock.core.errors import ConfigError, NotFound
 from penstock.streams.bus import admission
 from penstock.streams.bus.kafka import control as kafka_control
 from penstock.streams.bus.kafka.category import (
-    GLANCE_MS,
+    QUICK_READ_MS,
     CategoryChange,
     Decide,
     Found,
@@ -395,19 +395,19 @@ class KafkaLog:
 
         def finish(state: ControlState, _: ProducerState) -> CategoryChange | None:
             if state.open is None:
-                return None  # somebody else did
+                return None  # another process did
             ends = self._all.clients.highest_ends(topic, spec.partitions)
             return CategoryChange(updates=finish_updates(state, ends, now_ms=now_ms))
 
         try:
             if begin(seen, ProducerState()) is not None:
-                self._all.transact(category, found, begin, tries=MARK_TRIES_MAX, patience_ms=GLANCE_MS)
+                self._all.transact(category, found, begin, tries=MARK_TRIES_MAX, patience_ms=QUICK_READ_MS)
                 self._fault("mark:begun")
             elif seen.open is None:
                 return
-            self._all.transact(category, found, finish, tries=MARK_TRIES_MAX, patience_ms=GLANCE_MS)
+            self._all.transact(category, found, finish, tries=MARK_TRIES_MAX, patience_ms=QUICK_READ_MS)
         except WriterLost:
-            return  # others write to the category all the time: the next report tries again
+            return  # other processes write to the category: the next report tries again
 
     def marks(self, category: str, partition: int, *, above: Millis, up_to: int) -> tuple[Mark, ...]:
         """Marks of one partition with low > `above` and end <= `up_to`, in order."""
@@ -421,7 +421,7 @@ class KafkaLog:
         return self._all.glance(category).state.watermark()[0]
 
     def raise_percentile(self, category: str, *, percent: int, low: Millis) -> Millis:
-        """Keep the low that so many per cent have reached; it only rises."""
+        """Store the low that so many percent have reached, if it is higher."""
 
         def decide(state: ControlState, _: ProducerState) -> CategoryChange | None:
             if low <= state.percentiles.get(percent, LOW_MIN):
@@ -432,7 +432,7 @@ class KafkaLog:
         return max(low, self._all.glance(category).state.percentiles.get(percent, LOW_MIN))
 
     def clean(self, *, now_ms: Millis, older_than_ms: Millis) -> int:
-        """Kafka itself ends what dead publishers left open."""
+        """Nothing to clean: Kafka aborts open transactions and applies retention."""
         return 0
 
     def _change_category(self, effect: str, category: str, decide: Decide) -> None:
