@@ -22,7 +22,7 @@ def test_a_look_says_what_every_policy_answers(world: World, run: Run):
     assert found["job"] == PARSE and found["is_dry"] and found["change"] is None
     assert {said["policy"] for said in found["said"]} == {"stragglers", "doctor", "untriaged"}
     said = run("job", "manage", PARSE, "--policy", "stragglers", "--folder", world.folder)
-    assert said.code == 0 and "nothing is changed" in said.text and "stragglers" in said.text
+    assert said.code == 0 and "nothing was changed" in said.text and "stragglers" in said.text
     decisions = run("explain", PARSE, "--folder", world.folder, "-o", "json").json["decisions"]
     (entry,) = [each for each in decisions if "asked_by" in each["data"]]  # the schedule's own may be newer
     assert entry["kind"] == "policy" and entry["data"]["asked_by"].startswith("local-")
@@ -40,7 +40,7 @@ def test_decisions_are_explained_newest_first_and_in_pages(world: World, run: Ru
 
 def test_a_job_is_readmitted(world: World, run: Run):
     done = run("job", "readmit", PARSE, "--why", "mended", "--folder", world.folder)
-    assert done.code == 0 and f"0 exclusions of {PARSE} are over" in done.text
+    assert done.code == 0 and f"0 exclusions of {PARSE} ended" in done.text
 
 
 def test_names_that_nothing_has_are_refused(shared: World, run: Run):

@@ -102,7 +102,7 @@ def test_an_empty_status_says_what_to_do():
 
 def test_an_old_status_says_that_it_is_old():
     text = plain(shown(tables.status_tables(a_status(), "nobody answers")))
-    assert "nobody answers; this is what was seen last" in text
+    assert "nobody answers; showing the last known state" in text
 
 
 def test_a_job_without_load_has_dashes():

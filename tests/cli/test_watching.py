@@ -52,7 +52,7 @@ def test_what_was_seen_last_stays_with_the_reason(capsys: pytest.CaptureFixture[
     with pytest.raises(KeyboardInterrupt):
         watch(looks.look, render, looks.wait, form=Form.TABLE)
     said = capsys.readouterr().out
-    assert "0 jobs" in said and "nobody answers; this is what was seen last" in said
+    assert "0 jobs" in said and "nobody answers; showing the last known state" in said
 
 
 def test_a_watch_as_json_is_a_line_per_look(capsys: pytest.CaptureFixture[str]):

@@ -209,7 +209,7 @@ def test_producers_stay_until_what_they_promised_is_there():
         world.plane.prepare("j", "b", config)
     in_the_outbox(world, a_ref(1))
     for _ in range(2):
-        with pytest.raises(NotYet, match="has yet to send what it promised to 'out'"):
+        with pytest.raises(NotYet, match="has unsent output for 'out'"):
             world.plane.retire("j", "b", a_config(), other)
     assert len(world.log.producers("out")) == 2
     row = world.rows.acquire(a_ref(1), generation=2, shard_epoch=1)  # the next task sends it
