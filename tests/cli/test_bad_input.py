@@ -196,7 +196,7 @@ def test_a_wrong_token_is_explained(
     refused = run(*command, "--folder", shared.folder).is_refused()
     assert "this token is not known" in refused and "pk_wrong" not in refused
     monkeypatch.setenv("PENSTOCK_TOKEN", "not even\none")
-    assert "not a token" in run(*command, "--folder", shared.folder).is_refused()
+    assert "token is not valid" in run(*command, "--folder", shared.folder).is_refused()
     assert shared.everything() == before
 
 

@@ -167,7 +167,7 @@ def test_a_command_uses_the_least_token(empty: World, run: Run):
         ("top", "--once"),
     ):
         assert run(*command, "--folder", empty.folder).code == 0
-    assert "no token to show" in run("plan", ZEITGEIST, "--folder", empty.folder).is_refused()
+    assert "there is no token" in run("plan", ZEITGEIST, "--folder", empty.folder).is_refused()
 
 
 def test_the_python_client_reads_what_the_command_writes(world: World):

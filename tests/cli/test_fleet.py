@@ -102,7 +102,7 @@ def test_a_container_is_cordoned_drained_and_taken_back(cli: Run):
     assert "cordoned c2" in cli("container", "cordon", "c2", "--why", "a look").text
     assert "c2 live nothing, cordoned" in cli("container", "ls").text
     assert "draining c2" in cli("container", "drain", "c2", "--why", "new kernel").text
-    until(lambda: "c2 live nothing, is drained 0" in cli("container", "ls").text)
+    until(lambda: "c2 live nothing, drained 0" in cli("container", "ls").text)
     assert cli("container", "uncordon", "c2", "--why", "it is back", "-o", "json").json["draining"] is False
     assert "new kernel" in cli("journal", "c2").text
 

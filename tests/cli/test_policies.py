@@ -35,7 +35,7 @@ def test_decisions_are_explained_newest_first_and_in_pages(world: World, run: Ru
     assert len(ids) >= 2 and ids == sorted(ids, reverse=True)
     page = run("explain", PARSE, "-n", "1", "--before", str(ids[0]), "--folder", world.folder).text
     assert "because" in page
-    assert "older ones: --before" in run("explain", PARSE, "-n", "1", "--folder", world.folder).text
+    assert "next page: --before" in run("explain", PARSE, "-n", "1", "--folder", world.folder).text
 
 
 def test_a_job_is_readmitted(world: World, run: Run):
@@ -76,7 +76,7 @@ def test_nobodys_text_steers_the_terminal():
         assert "\x1b[2J" not in text and "[bold]x[/]" in text
     assert "formula" in shown(managed_text(found)) and "--before 7" in shown(decisions_text(decisions))
     nothing = shown(decisions_text({"job": "a", "decisions": [], "next": None}))
-    assert "nothing was decided about a yet" in nothing
+    assert "no decisions about a yet" in nothing
 
 
 def test_a_dry_look_says_would():

@@ -264,8 +264,8 @@ def test_a_job_shows_what_it_promises():
         text = " ".join(
             plain(shown(tables.job_tables(a_view() | {"guarantees": promises}), width=160)).split()
         )
-        assert text.count("promise:") == len(promises)
-        assert all(f"promise: {promise}" in text for promise in promises)
+        assert text.count("guarantee:") == len(promises)
+        assert all(f"guarantee: {promise}" in text for promise in promises)
 
 
 def test_an_error_has_three_parts_one_under_the_other():
