@@ -64,7 +64,7 @@ def test_a_container_does_not_join_with_the_token_of_another(plane: Served, tmp_
         "capacity": "",
         "region": "",
     }
-    with pytest.raises(Refused, match="is not valid for the container 'far'") as caught:
+    with pytest.raises(Refused, match="does not speak for the container 'far'") as caught:
         join_settings("far", token_file=token, **given)
     assert "'near'" in caught.value.why and "token new far --role container" in caught.value.fix
 
