@@ -1,4 +1,4 @@
-"""Which categories exist and what their records look like, as the compiler asks the bus or an HTTP client."""
+"""Catalogues of categories and their columns for the compiler: from the bus, or from values."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from penstock.streams.bus.log import ARROW_TYPES, LOW_COLUMN, CategorySpec, Log
 
 
 class Catalogue(Protocol):
-    """What the compiler needs to know of the bus."""
+    """The compiler's view of the bus."""
 
     def describe(self, name: str) -> CategorySpec:
         """NotFound if there is none."""
@@ -22,7 +22,7 @@ class Catalogue(Protocol):
 
 
 class StaticCatalogue:
-    """Categories given as values: for tests, for trying a pipeline alone, for answers of the HTTP API."""
+    """Categories given as values: for tests, local runs, and responses of the HTTP API."""
 
     def __init__(self, specs: Mapping[str, CategorySpec] | Iterable[CategorySpec] = ()) -> None:
         given = specs.values() if isinstance(specs, Mapping) else specs
@@ -35,12 +35,12 @@ class StaticCatalogue:
         return self._specs[name]
 
     def names(self) -> tuple[str, ...]:
-        """All that were given, sorted."""
+        """All given categories, sorted."""
         return tuple(sorted(self._specs))
 
 
 class LogCatalogue:
-    """The categories of a bus within reach."""
+    """The categories of a bus."""
 
     def __init__(self, log: Log) -> None:
         self._log = log
@@ -55,7 +55,7 @@ class LogCatalogue:
 
 
 def no_category(name: str, names: Iterable[str]) -> NotFound:
-    """The error for a category that is not there."""
+    """The error for a category that does not exist."""
     there = sorted(names)
     near = nearest(name, there)
     listed = ", ".join(there[:20]) + (", …" if len(there) > 20 else "")
@@ -67,7 +67,7 @@ def no_category(name: str, names: Iterable[str]) -> NotFound:
 
 
 def nearest(name: str, names: Iterable[str]) -> str | None:
-    """The name most like this one, if any is like it; case alone is no difference."""
+    """The most similar name, if there is one; case is ignored."""
     by_lower = {candidate.lower(): candidate for candidate in names}
     found = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=0.6)
     return by_lower[found[0]] if found else None
@@ -79,7 +79,7 @@ def category_to_json(spec: CategorySpec) -> dict[str, Any]:
 
 
 def category_from_json(data: Mapping[str, Any]) -> CategorySpec:
-    """A spec from JSON; ConfigError names the field that is wrong."""
+    """A spec from JSON; ConfigError names the invalid field."""
     known = {field.name for field in fields(CategorySpec)}
     for name in data:
         if name not in known:
@@ -110,12 +110,12 @@ def category_from_json(data: Mapping[str, Any]) -> CategorySpec:
 
 
 def has_no_times(spec: CategorySpec) -> bool:
-    """True if records from outside do not say when they happened."""
+    """True if external records have no event time of their own."""
     return spec.watermark in ("event_time", "injector") and spec.format != "typed" and not spec.ts_column
 
 
 def no_time_note(spec: CategorySpec) -> str:
-    """Which event times the records of such a category get."""
+    """A note about the event times of the records of such a category."""
     return (
         f"{spec.name} has no time column: the event time of a record is the stamp that an Injector gives it; "
         "what comes from files gets the moment at which it is published, in a backfill 0. If records carry "

@@ -161,7 +161,9 @@ def test_done_lets_the_watermark_pass(folder: Path, bus: EmbeddedLog, run: Run):
     file = a_file(folder, sale("a", 1, 1))
     assert run("bus", "publish", "sales", file, "--done", "--folder", folder).code == 0
     assert bus.watermark("sales") == 2**62
-    assert "does not apply" in run("bus", "publish", "totals", file, "--done", "--folder", folder).is_refused()
+    assert (
+        "does not apply" in run("bus", "publish", "totals", file, "--done", "--folder", folder).is_refused()
+    )
 
 
 @pytest.mark.parametrize(

@@ -123,7 +123,11 @@ def test_what_cannot_join_is_refused_at_once(
         (("--join", "http://127.0.0.1:1", "--token", "pk_x"), 5, "no control plane answers"),
         (("--join", "nonsense", "--token", "pk_x"), 1, "not the URL of a control plane"),
         (("--join", "http://127.0.0.1:1", "--token", "two words"), 1, "the token is not valid"),
-        (("--join", "http://127.0.0.1:1", "--token", "pk_x", "--name", "../up"), 1, "is not a valid container name"),
+        (
+            ("--join", "http://127.0.0.1:1", "--token", "pk_x", "--name", "../up"),
+            1,
+            "is not a valid container name",
+        ),
         (("--join", "http://127.0.0.1:1", "--token", "pk_x", "ls"), 1, "exclude each other"),
     ],
 )
