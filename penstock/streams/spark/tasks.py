@@ -58,7 +58,7 @@ class QueryLease:
 
     @contextlib.contextmanager
     def held(self) -> Iterator[Path]:
-        """Hold the lease; returns the checkpoint's path. Refused while another runs, Fenced if one is newer."""
+        """Hold the lease; returns the checkpoint path. Refused while another runs, Fenced if one is newer."""
         if self._mounted is not None and not self._mounted.is_dir():
             raise EnvironmentProblem(
                 f"{self._query.spec.task_id} cannot reach its checkpoint",
