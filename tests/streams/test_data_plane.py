@@ -256,7 +256,7 @@ def test_a_reader_is_at_the_end_when_the_writers_are_gone_and_all_is_read():
     def unread(is_stopped: bool = False) -> str:
         return world.plane.unread("r", "c", reads, "out", is_stopped=is_stopped)
 
-    assert "has not moved on" in unread()
+    assert "is still registered" in unread()
     assert unread(is_stopped=True) == "1 of its 3 partitions are not read to their end yet"
     world.plane.retire("j", "b", a_config(), None)
     assert unread() == "1 of its 3 partitions are not read to their end yet"
