@@ -92,7 +92,7 @@ def test_wrong_input_is_refused_in_three_parts(kept: World, run: Run, tmp_path: 
     taken.write_text("mine")
     assert "exists already" in run("state", "export", COUNT, taken, *at).is_refused()
     assert taken.read_text() == "mine"
-    assert "no known form" in run("state", "export", COUNT, tmp_path / "kept.csv", *at).is_refused()
+    assert "not a known format" in run("state", "export", COUNT, tmp_path / "kept.csv", *at).is_refused()
     assert "no folder" in run("state", "export", COUNT, tmp_path / "no" / "kept.jsonl", *at).is_refused()
     assert "keeps no state" in run("state", "export", PARSE, tmp_path / "none.jsonl", *at).is_refused()
     assert not (tmp_path / "none.jsonl").exists()
