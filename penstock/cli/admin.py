@@ -1,4 +1,4 @@
-"""`penstock layer`, `penstock token`, `penstock audit`: what an installation has, and who changed it."""
+"""`penstock oncall`, `config`, `layer`, `token` and `audit`: settings of jobs, access, and the audit log."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from penstock.core.system_clock import SystemClock
 
 oncall = typer.Typer(
     name="oncall",
-    help="Override settings of one job above everybody else, or take that back.",
+    help="Override settings of one job above all other layers, or clear the override.",
     epilog=EXIT_CODES,
     no_args_is_help=True,
 )
 config = typer.Typer(
     name="config",
-    help="The merged config of a job: every field with who decided it, when and why.",
+    help="The merged config of a job: every field with its layer, actor, time and reason.",
     epilog=EXIT_CODES,
     no_args_is_help=True,
 )
@@ -31,7 +31,7 @@ config = typer.Typer(
 @oncall.command("set", epilog=EXIT_CODES)
 def set_fields(
     name: JobName,
-    settings: Annotated[list[str], typer.Argument(help="field=value …; dots reach inside.")],
+    settings: Annotated[list[str], typer.Argument(help="field=value …; dots for nested fields.")],
     why: Why,
     version: Version = None,
     folder: Folder = FOLDER,
@@ -46,26 +46,24 @@ def set_fields(
 def clear_fields(
     name: JobName,
     why: Why,
-    fields: Annotated[
-        list[str] | None, typer.Argument(help="Fields to take back; none: all of them.")
-    ] = None,
+    fields: Annotated[list[str] | None, typer.Argument(help="Fields to clear; default: all.")] = None,
     version: Version = None,
     folder: Folder = FOLDER,
     output: Output = Form.TABLE,
 ) -> None:
-    """Take back what oncall says: some fields, or everything."""
+    """Clear fields of the oncall layer, or all of it."""
     if fields:
         bad = next((field for field in fields if "=" in field or not field), None)
         if bad is not None:
             raise ConfigError(
-                f"not a field: {bad!r}", why="what is taken back has no value", fix="e.g. task_count"
+                f"not a field: {bad!r}", why="`clear` takes field names without values", fix="e.g. task_count"
             )
         _patch(name, dict.fromkeys(fields), why, version, folder, output)
         return
     with connect(folder, role="oncall") as client:
         if not any(row["layer"] == "oncall" and row["body"] for row in client.layers(name)["layers"]):
-            said = {"job": name, "version": None}
-            show(said, output, lambda: f"oncall says nothing about {name}: nothing to take back")
+            result = {"job": name, "version": None}
+            show(result, output, lambda: f"the oncall layer of {name} is empty: nothing to clear")
             return
         at = client.clear_layer(name, "oncall", why=why, key=new_key(), expected_version=version)
     show({"job": name, "version": at}, output, lambda: f"[green]cleared[/] {name}, expected version {at}")
@@ -74,11 +72,11 @@ def clear_fields(
 @config.command("show", epilog=EXIT_CODES)
 def show_config(
     name: JobName,
-    with_layers: Annotated[bool, typer.Option("--layers", help="Also what each layer says.")] = False,
+    with_layers: Annotated[bool, typer.Option("--layers", help="Also the values of each layer.")] = False,
     folder: Folder = FOLDER,
     output: Output = Form.TABLE,
 ) -> None:
-    """Every setting of a job, and which layer, who, when and why decided it."""
+    """Every setting of a job, with the layer that sets it, actor, time and reason."""
     with connect(folder, role="reader") as client:
         job = client.job(name)
     said: dict[str, Any] = {"config": job["config"], "provenance": job["provenance"]}
@@ -102,7 +100,7 @@ def _setting(text: str) -> tuple[str, Any]:
         raise ConfigError(
             f"not a setting: {text!r}",
             why="it must be field=value",
-            fix="e.g. task_count=4; `penstock oncall clear` takes one back",
+            fix="e.g. task_count=4; `penstock oncall clear` removes one",
         )
     try:
         return path, json.loads(value, parse_constant=str)
@@ -111,11 +109,11 @@ def _setting(text: str) -> tuple[str, Any]:
 
 
 layer = typer.Typer(
-    name="layer", help="The levels of every job's config.", epilog=EXIT_CODES, no_args_is_help=True
+    name="layer", help="Kinds of layers of every job's config.", epilog=EXIT_CODES, no_args_is_help=True
 )
 token = typer.Typer(
     name="token",
-    help="Who may call: issue tokens, list them, take them back.",
+    help="Access tokens: issue, list, revoke.",
     epilog=EXIT_CODES,
     no_args_is_help=True,
 )
@@ -123,7 +121,7 @@ token = typer.Typer(
 
 @layer.command("ls", epilog=EXIT_CODES)
 def list_layers(folder: Folder = FOLDER, output: Output = Form.TABLE) -> None:
-    """The layers there are, lowest first, and which roles write them."""
+    """All kinds of layers, lowest first, and the roles that may write them."""
     with connect(folder, role="reader") as client:
         kinds = client.layer_kinds()
     show(kinds, output, lambda: change_tables.layer_kinds_table(kinds))
@@ -133,25 +131,22 @@ def list_layers(folder: Folder = FOLDER, output: Output = Form.TABLE) -> None:
 def add_layer(
     name: Annotated[str, typer.Argument(help="The layer's name.")],
     precedence: Annotated[
-        int, typer.Option(help="Larger ones win; base 0, provisioner 10, scaler 20, oncall 30.")
+        int, typer.Option(help="The larger wins; base 0, provisioner 10, scaler 20, oncall 30.")
     ],
-    writers: Annotated[
-        list[str], typer.Option("--writer", help="A role that may write it; several: repeat it.")
-    ],
+    writers: Annotated[list[str], typer.Option("--writer", help="A role that may write it; repeatable.")],
     why: Why,
     replaces_plan: Annotated[
-        bool, typer.Option("--replaces-plan", help="A change of it does not wait for the open plan.")
+        bool,
+        typer.Option("--replaces-plan", help="A change replaces the open plan instead of waiting for it."),
     ] = False,
     fields: Annotated[
         list[str] | None,
-        typer.Option(
-            "--field", help="A field it may set; several: repeat it; none: any its writers may set."
-        ),
+        typer.Option("--field", help="A field it may set; repeatable; default: any its writers may set."),
     ] = None,
     folder: Folder = FOLDER,
     output: Output = Form.TABLE,
 ) -> None:
-    """Add a layer for a component of its own."""
+    """Add a kind of layer for a component of your own."""
     with connect(folder, role="admin") as client:
         kinds = client.add_layer_kind(
             name,
@@ -167,14 +162,16 @@ def add_layer(
 
 @token.command("new", epilog=EXIT_CODES)
 def new_token(
-    name: Annotated[str, typer.Argument(help="Whose it is; of role container: which container's.")],
+    name: Annotated[
+        str, typer.Argument(help="The token's owner; with role container: the container's name.")
+    ],
     role: Annotated[str, typer.Option(help="reader, developer, oncall, scaler, container or admin.")],
     why: Why,
-    days: Annotated[int, typer.Option(help="It ends after so many.", min=1, max=3650)] = 365,
+    days: Annotated[int, typer.Option(help="Days until it expires.", min=1, max=3650)] = 365,
     folder: Folder = FOLDER,
     output: Output = Form.TABLE,
 ) -> None:
-    """Issue a token. It is printed this once: nobody can show it again."""
+    """Issue a token. It is printed only once, and cannot be shown again."""
     with connect(folder, role="admin") as client:
         issued = client.issue_token(name, role, days=days, why=why, key=new_key())
     show(issued, output, lambda: str(issued["token"]))
@@ -182,7 +179,7 @@ def new_token(
 
 @token.command("ls", epilog=EXIT_CODES)
 def list_tokens(folder: Folder = FOLDER, output: Output = Form.TABLE) -> None:
-    """Every token ever issued, without the tokens themselves."""
+    """Every token ever issued, without its secret."""
     with connect(folder, role="admin") as client:
         tokens = client.tokens()
     show(tokens, output, lambda: change_tables.tokens_table(tokens, SystemClock().now_ms()))
@@ -195,21 +192,19 @@ def revoke_token(
     folder: Folder = FOLDER,
     output: Output = Form.TABLE,
 ) -> None:
-    """Take a token back: it is refused from now on."""
+    """Revoke a token: it is refused from now on."""
     with connect(folder, role="admin") as client:
         row = client.revoke_token(token_id, why=why, key=new_key())
     show(row, output, lambda: f"[green]revoked[/] {row['id']} of {row['name']} ({row['role']})")
 
 
 def audit(
-    subject: Annotated[
-        str, typer.Argument(help="A job, layer, pipeline or token id; none: everything.")
-    ] = "",
-    limit: Annotated[int, typer.Option("--limit", "-n", help="The newest so many.", min=1, max=1000)] = 50,
+    subject: Annotated[str, typer.Argument(help="A job, layer, pipeline or token id; default: all.")] = "",
+    limit: Annotated[int, typer.Option("--limit", "-n", help="The newest N.", min=1, max=1000)] = 50,
     folder: Folder = FOLDER,
     output: Output = Form.TABLE,
 ) -> None:
-    """Who changed what, when and why, newest first."""
+    """Audit log: every change with actor, time and reason, newest first."""
     with connect(folder, role="developer") as client:
         entries = client.audit(subject=subject or None, limit=limit)
     show(entries, output, lambda: change_tables.audit_table(entries))

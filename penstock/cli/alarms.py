@@ -1,4 +1,4 @@
-"""`penstock alarm`: what is wrong, who looks after it, and silences."""
+"""`penstock alarm`: alarms, acknowledgements, silences, and tests of routes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TEST_WAIT_S = 300.0
 
 alarm = typer.Typer(
     name="alarm",
-    help="Alarms: what fires, who looks after it, what is silent, and by which routes people are told.",
+    help="Alarms: list, acknowledge and silence them, and test the routes of notices.",
     epilog=EXIT_CODES,
     no_args_is_help=True,
 )
@@ -31,7 +31,7 @@ AlarmId = Annotated[str, typer.Argument(help="An alarm's id, as `penstock alarm 
 
 
 class Severity(StrEnum):
-    """How bad."""
+    """Severities of alarms."""
 
     INFO = "info"
     WARNING = "warning"
@@ -40,12 +40,12 @@ class Severity(StrEnum):
 
 @alarm.command("ls", epilog=EXIT_CODES)
 def list_alarms(
-    everything: Annotated[bool, typer.Option("--all", help="Also those that are over.")] = False,
-    job: Annotated[str, typer.Option(help="Of one job; `fleet`: of no single one. None: all.")] = "",
+    everything: Annotated[bool, typer.Option("--all", help="Also resolved alarms.")] = False,
+    job: Annotated[str, typer.Option(help="Of one job; `fleet`: of the whole fleet; default: all.")] = "",
     folder: Folder = FOLDER,
     output: Output = Form.TABLE,
 ) -> None:
-    """What fires now, the worst first."""
+    """Firing alarms, the worst first."""
     with connect(folder, role="reader") as client:
         found = client.alarms(job=job or None, everything=everything)
     show(found, output, lambda: alarms_table(found))
@@ -53,7 +53,7 @@ def list_alarms(
 
 @alarm.command("show", epilog=EXIT_CODES)
 def show_alarm(alarm_id: AlarmId, folder: Folder = FOLDER, output: Output = Form.TABLE) -> None:
-    """One alarm: what is wrong, since when, and what to do."""
+    """One alarm: the problem, since when, and what to do."""
     with connect(folder, role="reader") as client:
         found = client.alarm(_id(alarm_id, "alarm", "ls --all"))
     show(found, output, lambda: alarm_table(found))
@@ -61,7 +61,7 @@ def show_alarm(alarm_id: AlarmId, folder: Folder = FOLDER, output: Output = Form
 
 @alarm.command(epilog=EXIT_CODES)
 def ack(alarm_id: AlarmId, why: Why, folder: Folder = FOLDER, output: Output = Form.TABLE) -> None:
-    """Say that you look after it: no more reminders until it is over or gets worse."""
+    """Acknowledge an alarm: no more reminders until it is resolved or becomes worse."""
     with connect(folder, role="oncall") as client:
         found = client.acknowledge_alarm(_id(alarm_id, "alarm", "ls"), why=why, key=new_key())
     show(found, output, lambda: f"[green]acknowledged[/] {found['id']}")
@@ -71,22 +71,22 @@ def ack(alarm_id: AlarmId, why: Why, folder: Folder = FOLDER, output: Output = F
 def silence(
     time: Annotated[str, typer.Option("--for", help="How long: 30m, 2h, 1d.")],
     why: Why,
-    job: Annotated[str, typer.Option(help="A job; `*` stands for any letters.")] = "",
-    kind: Annotated[str, typer.Option(help="A kind of alarm, e.g. crash_loop; `*` as above.")] = "",
+    job: Annotated[str, typer.Option(help="A job; `*` is a wildcard.")] = "",
+    kind: Annotated[str, typer.Option(help="A kind of alarm, e.g. crash_loop; `*` is a wildcard.")] = "",
     severity: Annotated[
-        Severity, typer.Option(help="Up to which; worse ones are told all the same.")
+        Severity, typer.Option(help="The worst severity silenced; worse alarms still send notices.")
     ] = Severity.CRITICAL,
     folder: Folder = FOLDER,
     output: Output = Form.TABLE,
 ) -> None:
-    """Tell nobody of some alarms for a while. They still show here, and what fires then is told."""
+    """Send no notices of some alarms for a while. Afterwards notices are sent for those that still fire."""
     if not job and not kind:
         raise ConfigError(
-            "nothing says which alarms",
+            "it is not clear which alarms to silence",
             why="neither --job nor --kind is given",
-            fix="name one of them; --job '*' if all are meant",
+            fix="give one of them; --job '*' for all alarms",
         )
-    for_s = seconds_of(time, what="a time to be silent for", most_s=SILENCE_S_MAX)
+    for_s = seconds_of(time, what="a duration of a silence", most_s=SILENCE_S_MAX)
     with connect(folder, role="oncall") as client:
         found = client.silence_alarms(
             job=job or "*", kind=kind or "*", severity=severity.value, for_s=for_s, why=why, key=new_key()
@@ -96,7 +96,7 @@ def silence(
 
 @alarm.command(epilog=EXIT_CODES)
 def silences(folder: Folder = FOLDER, output: Output = Form.TABLE) -> None:
-    """The silences that hold."""
+    """The active silences."""
     with connect(folder, role="reader") as client:
         found = client.silences()
     show(found, output, lambda: silences_table(found))
@@ -109,7 +109,7 @@ def unsilence(
     folder: Folder = FOLDER,
     output: Output = Form.TABLE,
 ) -> None:
-    """End a silence before its time; what fires is told within seconds."""
+    """End a silence early; notices of firing alarms are sent within seconds."""
     with connect(folder, role="oncall") as client:
         found = client.end_silence(_id(silence_id, "silence", "silences"), why=why, key=new_key())
     show(found, output, lambda: f"[green]ended[/] {found['id']}")
@@ -117,7 +117,7 @@ def unsilence(
 
 @alarm.command(epilog=EXIT_CODES)
 def test(why: Why = "a test", folder: Folder = FOLDER, output: Output = Form.TABLE) -> None:
-    """Send a notice through each route, and say what each answered; 1 if one did not take it."""
+    """Send a test notice through each route, and show the results; exit code 1 if one failed."""
     with connect(folder, role="oncall", timeout_s=TEST_WAIT_S) as client:
         answers = client.test_alarm_routes(why=why)
     show(answers, output, lambda: answers_table(answers))
@@ -131,7 +131,7 @@ def _id(text: str, what: str, command: str) -> str:
     raise NotFound(
         f"there is no {what} {text[:100]!r}",
         why="an id has twelve letters, 0 to 9 and a to f",
-        fix=f"`penstock alarm {command}` shows them",
+        fix=f"`penstock alarm {command}` lists them",
     )
 
 
@@ -158,17 +158,17 @@ def alarms_table(found: Mapping[str, Any]) -> RenderableType:
             text(alarm["text"]),
         )
     if not found["alarms"]:
-        table.caption = "nothing fires"
-    return Group(table, text(f"told through: {', '.join(found['routes'])}", "dim"))
+        table.caption = "no alarm is firing"
+    return Group(table, text(f"routes of notices: {', '.join(found['routes'])}", "dim"))
 
 
 def alarm_state(alarm: Mapping[str, Any]) -> str:
-    """Whether it fires, and whether somebody looks after it."""
+    """The alarm's state: resolved, acknowledged, silenced or firing."""
     if not alarm["is_firing"]:
-        return "over"
+        return "resolved"
     if alarm["acked_by"]:
-        return f"seen by {alarm['acked_by']}"
-    return "silenced" if alarm["is_silenced"] else "fires"
+        return f"acknowledged by {alarm['acked_by']}"
+    return "silenced" if alarm["is_silenced"] else "firing"
 
 
 def alarm_table(alarm: Mapping[str, Any]) -> Table:
@@ -180,18 +180,18 @@ def alarm_table(alarm: Mapping[str, Any]) -> Table:
     rows: list[tuple[str, Any]] = [
         ("what", alarm["text"]),
         ("job", alarm["job"]),
-        ("kind", f"{alarm['kind']}, seen by {alarm['source']}"),
+        ("kind", f"{alarm['kind']}, detected by {alarm['source']}"),
         ("severity", Text(alarm["severity"], _COLOURS[alarm["severity"]])),
         ("state", alarm_state(alarm)),
         ("since", when(alarm["first_ms"])),
         ("last seen", when(alarm["last_ms"])),
         ("began", f"{alarm['count']} times"),
-        ("told", "nobody yet" if alarm["told_ms"] is None else when(alarm["told_ms"])),
+        ("notified", "not yet" if alarm["told_ms"] is None else when(alarm["told_ms"])),
     ]
     if alarm["acked_ms"] is not None:
         rows.append(("acknowledged", f"{when(alarm['acked_ms'])} by {alarm['acked_by']}"))
     if alarm["resolved_ms"] is not None:
-        rows.append(("over", when(alarm["resolved_ms"])))
+        rows.append(("resolved", when(alarm["resolved_ms"])))
     rows += [(name, value) for name, value in alarm["evidence"].items()]
     rows.append(("what to do", alarm["what_to_do"] or "–"))
     for name, value in rows:
@@ -200,7 +200,7 @@ def alarm_table(alarm: Mapping[str, Any]) -> Table:
 
 
 def silences_table(silences: Rows) -> Table:
-    """One line per silence that holds."""
+    """One line per active silence."""
     table = new_table("silences")
     for name in ("id", "job", "kind", "up to", "until", "by"):
         table.add_column(name, no_wrap=True)
@@ -214,18 +214,18 @@ def silences_table(silences: Rows) -> Table:
             text(row["why"]),
         )
     if not silences:
-        table.caption = "nothing is silent"
+        table.caption = "no active silences"
     return table
 
 
 def answers_table(answers: Rows) -> Table:
-    """What each route said to a test."""
+    """The results of a test notice, a line per route."""
     table = new_table("routes")
     table.add_column("route", no_wrap=True)
     table.add_column("answer", overflow="fold")
     for row in answers:
-        said = text("took it", "green") if row["is_taken"] else text(row["answer"], "red")
-        table.add_row(text(row["route"]), said)
+        result = text("accepted", "green") if row["is_taken"] else text(row["answer"], "red")
+        table.add_row(text(row["route"]), result)
     return table
 
 
@@ -234,7 +234,7 @@ _FORM = re.compile(r"(?:([0-9]{1,9})d)?(?:([0-9]{1,9})h)?(?:([0-9]{1,9})m)?(?:([
 
 
 def seconds_of(text: str, *, what: str, most_s: int) -> int:
-    """A time from one second to `most_s`; anything else is refused, with an example."""
+    """Parse a duration from one second to `most_s`; anything else is refused, with an example."""
     found = _FORM.fullmatch(text.strip().lower())
     parts = found.groups() if found is not None else ()
     if not any(parts):

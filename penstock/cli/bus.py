@@ -1,7 +1,7 @@
-"""`penstock category` and `penstock bus`: categories and their records, shown, created, written and copied.
+"""`penstock category`, `bus` and `inject`: show and create categories; read, publish and copy records.
 
-Records do not pass through the control plane: `bus` opens the bus itself, where the folder or `--bus` says
-that it lies. Categories are created by the control plane.
+Records do not pass through the control plane: these commands open the bus itself, which the folder or `--bus`
+names. Categories are created by the control plane.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from penstock.cli.output import (
     err,
     show,
     show_line,
-    tell_unreadable,
+    show_unreadable,
 )
 from penstock.cli.tables import categories_table, low, new_table, number, printable, text
 from penstock.cli.watching import until_ctrl_c
@@ -66,7 +66,7 @@ Bus = Annotated[
     typer.Option(
         "--bus",
         envvar=BUS_VARIABLE,
-        help="The bus itself, e.g. kafka://host:port/prefix or embedded:.penstock/bus; else the folder's.",
+        help="The bus, e.g. kafka://host:port/prefix or embedded:.penstock/bus; default: the folder's.",
     ),
 ]
 CategoryName = Annotated[str, typer.Argument(help="A category.")]
@@ -78,8 +78,10 @@ def find_bus(folder: Path, bus: str) -> Log:
 
 
 def find_place(folder: Path, bus: str) -> str:
-    """The bus that is named, else the one of the control plane that answers, else the one in the folder."""
-    place = bus or _told_bus(folder) or kept_bus(folder) or Settings(folder=folder.absolute()).bus_place
+    """The place of the bus: as given, else from the control plane, else in the folder."""
+    place = (
+        bus or _control_plane_bus(folder) or kept_bus(folder) or Settings(folder=folder.absolute()).bus_place
+    )
     kind, _, path = place.partition(":")
     if kind == "embedded" and not Path(path).is_dir():
         raise StoreUnavailable(
@@ -90,17 +92,17 @@ def find_place(folder: Path, bus: str) -> str:
     return place
 
 
-def _told_bus(folder: Path) -> str:
+def _control_plane_bus(folder: Path) -> str:
     if not os.environ.get("PENSTOCK_URL") and not endpoint_file(folder).exists():
         return ""
-    # The bus is there without its control plane too.
+    # The bus can be used while its control plane is down.
     with contextlib.suppress(StoreUnavailable), connect(folder) as client:
         return str(client.installation()["bus"])
     return ""
 
 
 def described(log: Log, name: str) -> Category:
-    """NotFound with the name that was probably meant."""
+    """Describe a category; NotFound has a suggestion."""
     try:
         return log.describe(name)
     except NotFound:
@@ -116,16 +118,16 @@ def ls(folder: Folder = FOLDER, bus: Bus = "", output: Output = Form.TABLE) -> N
         try:
             found.append(_view(log, log.describe(name)))
         except NotFound:
-            continue  # it is just being made
+            continue  # its creation is not complete
         except (CorruptData, EnvironmentProblem, ConfigError) as error:
             unreadable[name] = f"{error.what}: {error.why}"
     show(found, output, lambda: categories_table(found))
-    tell_unreadable(unreadable)
+    show_unreadable(unreadable)
 
 
 @app.command(epilog=EXIT_CODES)
 def describe(name: CategoryName, folder: Folder = FOLDER, bus: Bus = "", output: Output = Form.TABLE) -> None:
-    """One category: its columns, its partitions and how far they are, its watermark and who moves it."""
+    """One category: columns, partitions with end offsets, watermark and producers."""
     log = find_bus(folder, bus)
     category = described(log, name)
     found = {**_view(log, category), "producers": dict(log.producers(name))}
@@ -137,15 +139,15 @@ def tail(
     name: CategoryName,
     folder: Folder = FOLDER,
     bus: Bus = "",
-    lines: Annotated[int, typer.Option("--lines", "-n", help="The last so many per partition.", min=0)] = 10,
+    lines: Annotated[int, typer.Option("--lines", "-n", help="The last N per partition.", min=0)] = 10,
     partition: Annotated[int | None, typer.Option(help="Only this partition.", min=0)] = None,
     start: Annotated[
-        int | None, typer.Option("--from", help="From this offset on, not the last.", min=0)
+        int | None, typer.Option("--from", help="From this offset, instead of the last N.", min=0)
     ] = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until Ctrl-C.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Continue until Ctrl-C.")] = False,
     output: Output = Form.TABLE,
 ) -> None:
-    """The last records of a category, and with -f what comes."""
+    """The last records of a category, and with -f new ones."""
     log = find_bus(folder, bus)
     category = described(log, name)
     first, ends = log.start_offsets(name), log.end_offsets(name)
@@ -156,11 +158,11 @@ def tail(
         else max(first[one], min(start, ends[one]))
         for one in wanted
     }
-    say = _sayer(category, output)
+    show_record = _printer(category, output)
     with until_ctrl_c() if follow else contextlib.nullcontext():
-        _say_new(log, name, at, ends, say)
+        _print_new(log, name, at, ends, show_record)
         while follow:
-            if not _say_new(log, name, at, log.end_offsets(name), say):
+            if not _print_new(log, name, at, log.end_offsets(name), show_record):
                 sleep_ms(FOLLOW_MS)
 
 
@@ -171,30 +173,30 @@ def publish(
     folder: Folder = FOLDER,
     bus: Bus = "",
     form: Annotated[
-        Lines, typer.Option(help="A line is a record's value, or a whole record as `tail` says.")
+        Lines, typer.Option(help="A line is a record's value, or a whole record as `tail` prints it.")
     ] = (Lines.VALUE),
-    key: Annotated[str, typer.Option(help="The column that is the key; none: records have no key.")] = "",
+    key: Annotated[str, typer.Option(help="The key column; default: no key.")] = "",
     ts: Annotated[
-        str, typer.Option(help="The column with the event time in ms; none: the category's, else now.")
+        str, typer.Option(help="The event time column in ms; default: the category's, else now.")
     ] = "",
     producer: Annotated[
-        str, typer.Option(help="Publish under this name: the same lines again under it add nothing.")
+        str, typer.Option(help="The producer's name: with it, a repeat of the same lines adds nothing.")
     ] = "",
     done: Annotated[
-        bool, typer.Option("--done", help="Nothing more comes: let the watermark of injectors pass.")
+        bool, typer.Option("--done", help="Last input: advance the injectors' watermark to the end.")
     ] = False,
     output: Output = Form.TABLE,
 ) -> None:
-    """Publish lines as records: all of them, or none if one is bad."""
+    """Publish lines as records: all of them, or none if one is invalid."""
     log, clock = find_bus(folder, bus), SystemClock()
     category = described(log, name)
     rules = LineRules(spec=category.spec, form=form, key_column=key, ts_column=ts, now_ms=clock.now_ms())
     who, epoch = producer or f"cli:{secrets.token_hex(6)}", clock.now_ms()
     if done and category.spec.watermark != "injector":
         raise ConfigError(
-            f"--done means nothing for category {name!r}",
-            why=f"its watermark follows {category.spec.watermark}, not what injectors say",
-            fix="leave --done out",
+            f"--done does not apply to category {name!r}",
+            why=f"its watermark comes from {category.spec.watermark}, not from injectors",
+            fix="omit --done",
         )
     with _opened(file) as source, _progress() as progress:
         found = bus_copy.publish_lines(
@@ -212,14 +214,14 @@ def copy(
     folder: Folder = FOLDER,
     bus: Bus = "",
     producer: Annotated[
-        str, typer.Option(help="From a file: publish under this name instead of the content's.")
+        str, typer.Option(help="From a file: the producer's name; default: the content's hash.")
     ] = "",
     resume: Annotated[
-        bool, typer.Option("--resume", help="To lines of JSON: go on behind what is there.")
+        bool, typer.Option("--resume", help="To lines of JSON: append what the file does not have yet.")
     ] = False,
     output: Output = Form.TABLE,
 ) -> None:
-    """Copy records: category to category, to a file, from a file. Again: only what was not there yet."""
+    """Copy records between categories, or from or to a file. A repeat copies only new records."""
     log, epoch = find_bus(folder, bus), SystemClock().now_ms()
     from_file, to_file = _is_file(source), _is_file(target)
     if from_file and to_file:
@@ -264,7 +266,7 @@ def _view(log: Log, category: Category) -> dict[str, Any]:
 
 
 def _last_begin(log: Log, name: str, partition: int, first: int, end: int, lines: int) -> int:
-    """Where the last so many records begin: on Kafka fewer records than offsets lie in a range."""
+    """The offset of the last N records; on Kafka a range may have fewer records than offsets."""
     reach = lines
     while True:
         begin = max(first, end - reach)
@@ -284,8 +286,8 @@ def _existing(category: Category, partition: int) -> int:
     )
 
 
-def _sayer(category: Category, output: Form) -> Callable[[bytes], None]:
-    def say(line: bytes) -> None:
+def _printer(category: Category, output: Form) -> Callable[[bytes], None]:
+    def print_record(line: bytes) -> None:
         if output is Form.TABLE:
             print(record_text(line), flush=True)
         elif output is Form.JSON:
@@ -293,26 +295,26 @@ def _sayer(category: Category, output: Form) -> Callable[[bytes], None]:
         else:
             show_line(record_of(line), output)
 
-    return say
+    return print_record
 
 
-def _say_new(
-    log: Log, name: str, at: dict[int, int], ends: tuple[int, ...], say: Callable[[bytes], None]
+def _print_new(
+    log: Log, name: str, at: dict[int, int], ends: tuple[int, ...], show_record: Callable[[bytes], None]
 ) -> bool:
-    """Say what lies between; True if there was something."""
-    spec, said = log.describe(name).spec, False
+    """Print the records up to `ends`; True if there were any."""
+    spec, has_printed = log.describe(name).spec, False
     for partition, offset in at.items():
         for offsets, batch in log.scan(name, partition, offset, ends[partition]):
             for line in lines_of(batch, spec, partition=partition, offsets=offsets):
-                say(line)
-            said = True
+                show_record(line)
+            has_printed = True
         at[partition] = max(offset, ends[partition])
-    return said
+    return has_printed
 
 
 @contextlib.contextmanager
 def _opened(path: Path) -> Iterator[BinaryIO]:
-    """A file that can be read twice; standard input is put aside first."""
+    """A file that can be read twice; standard input is spooled first."""
     if str(path) == "-":
         with tempfile.SpooledTemporaryFile(SPOOL_BYTES) as spool:
             shutil.copyfileobj(sys.stdin.buffer, spool)
@@ -331,7 +333,7 @@ def _opened(path: Path) -> Iterator[BinaryIO]:
 
 @contextlib.contextmanager
 def _progress() -> Iterator[Callable[[int], None]]:
-    """How many records so far, on a terminal; elsewhere nothing."""
+    """Shows the number of records so far, on a terminal only."""
     if not err.is_terminal:
         yield lambda done: None
         return
@@ -344,11 +346,11 @@ def _is_file(name: str) -> bool:
 
 
 def _show_copied(found: bus_copy.Copied, target: str, producer: str, output: Form) -> None:
-    said = {"target": target, "appended": found.appended, "repeated": found.repeated}
+    result = {"target": target, "appended": found.appended, "repeated": found.repeated}
     if producer:
-        said["producer"] = producer
-    repeated = f", {found.repeated:,} were there already" if found.repeated else ""
-    show(said, output, lambda: f"{found.appended:,} records to {target}{repeated}")
+        result["producer"] = producer
+    repeated = f", {found.repeated:,} existed already" if found.repeated else ""
+    show(result, output, lambda: f"{found.appended:,} records to {target}{repeated}")
 
 
 __all__ = ["categories_table", "category_tables", "record_of", "record_text"]
@@ -357,7 +359,7 @@ VALUE_SHOWN_MAX = 1000
 
 
 def category_tables(found: Mapping[str, Any]) -> RenderableType:
-    """A category, its partitions, and the producers that its watermark waits for."""
+    """A category, its partitions, and the producers of its watermark."""
     partitions = new_table("partitions")
     for name in ("partition", "records"):
         partitions.add_column(name, justify="right", no_wrap=True)
@@ -385,7 +387,7 @@ def record_of(line: bytes) -> dict[str, Any]:
 
 
 def record_text(line: bytes) -> str:
-    """partition:offset, event time, key, value: one line that cannot steer a terminal."""
+    """partition:offset, event time, key, value: one line without control characters."""
     record = record_of(line)
     value = record.get("value_base64", None)
     shown = json.dumps(record["value"], ensure_ascii=False) if "value" in record else f"base64 {value}"
@@ -404,18 +406,18 @@ def _when(at_ms: int) -> str:
 
 
 def category(
-    name: Annotated[str, typer.Argument(help="A category; none: list them.")] = "",
+    name: Annotated[str, typer.Argument(help="A category; default: list all.")] = "",
     folder: Folder = FOLDER,
-    create: Annotated[bool, typer.Option("--create", help="Create it for records from outside.")] = False,
+    create: Annotated[bool, typer.Option("--create", help="Create it for external records.")] = False,
     columns: Annotated[str, typer.Option(help="For --create: name:type,name:type …")] = "",
     partitions: Annotated[int, typer.Option(help="For --create.", min=1, max=4096)] = 4,
     ts: Annotated[str, typer.Option(help="For --create: the column with the event time in ms.")] = "",
     watermark: Annotated[str, typer.Option(help="For --create: event_time or injector.")] = "event_time",
     lateness_ms: Annotated[
-        int, typer.Option(help="For --create: how late records may come.", min=0)
+        int, typer.Option(help="For --create: allowed lateness of records.", min=0)
     ] = LATENESS_MS,
     retention_ms: Annotated[
-        int, typer.Option(help="For --create: how long records stay; 0: until they are truncated.", min=0)
+        int, typer.Option(help="For --create: retention of records; 0: until they are truncated.", min=0)
     ] = 0,
     headers: Annotated[
         bool, typer.Option("--headers", help="For --create: records may have headers.")
@@ -423,14 +425,14 @@ def category(
     idle_after_ms: Annotated[
         int,
         typer.Option(
-            help="For --create: a partition without records for so long follows the others; 0: it holds.",
+            help="For --create: after so long without records a partition is idle; 0: never.",
             min=0,
         ),
     ] = 0,
     ahead_max_ms: Annotated[
         int,
         typer.Option(
-            help="For --create: records further in the future are dead letters; 0: none are.", min=0
+            help="For --create: records further in the future are dead letters; 0: no limit.", min=0
         ),
     ] = AHEAD_MAX_MS,
     output: Output = Form.TABLE,
@@ -459,56 +461,62 @@ def category(
             found = [client.category(name)] if name else client.categories()
             unreadable = {} if name else client.unreadable_categories()
     show(found[0] if name else found, output, lambda: categories_table(found))
-    tell_unreadable(unreadable)
+    show_unreadable(unreadable)
 
 
 def _columns(text: str) -> list[tuple[str, str]]:
     pairs = [part.partition(":") for part in text.split(",") if part]
     if not pairs or any(not (name and kind) for name, _, kind in pairs):
         raise ConfigError(
-            "no columns", why=f"{text!r} is not name:type,name:type …", fix="--columns query:string,ts:bigint"
+            "the category has no columns",
+            why=f"--columns must be name:type,name:type …, not {text!r}",
+            fix="e.g. --columns query:string,ts:bigint",
         )
     return [(name.strip(), kind.strip()) for name, _, kind in pairs]
 
 
 def inject(
-    category: Annotated[str, typer.Option("--category", help="Where the lines go.")],
+    category: Annotated[str, typer.Option("--category", help="The target category.")],
     files: Annotated[
         list[Path] | None, typer.Argument(help="Files of lines, or folders of such files.", exists=True)
     ] = None,
     folder: Folder = FOLDER,
     bus: Bus = "",
-    name: Annotated[str, typer.Option(help="This process among the injectors of the category.")] = "files",
-    key: Annotated[str, typer.Option(help="The column that is the key; none: records have no key.")] = "",
+    name: Annotated[str, typer.Option(help="The name of this injector of the category.")] = "files",
+    key: Annotated[str, typer.Option(help="The key column; default: no key.")] = "",
     ts: Annotated[
-        str, typer.Option(help="The column with the event time in ms; none: the category's, else now.")
+        str, typer.Option(help="The event time column in ms; default: the category's, else now.")
     ] = "",
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until Ctrl-C.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Continue until Ctrl-C.")] = False,
     done: Annotated[
-        bool, typer.Option("--done", help="Nothing more comes from this process: let the watermark pass.")
+        bool, typer.Option("--done", help="Last input of this injector: advance its watermark to the end.")
     ] = False,
-    expect: Annotated[str, typer.Option(help="All processes that the watermark waits for: name,name …")] = "",
+    expect: Annotated[str, typer.Option(help="All injectors that the watermark waits for: name,name …")] = "",
     dismiss: Annotated[
-        str, typer.Option(help="Wait no longer for this process, which comes no more; injects nothing.")
+        str, typer.Option(help="Remove this injector: the watermark no longer waits for it; injects nothing.")
     ] = "",
     skew_max_ms: Annotated[
-        int, typer.Option(help="Wait while the lines are so far ahead of --paced-by; 0: never.", min=0)
+        int, typer.Option(help="Pause while the lines are so far ahead of --paced-by; 0: never.", min=0)
     ] = 0,
-    paced_by: Annotated[str, typer.Option(help="What the consumers write: category,category …")] = "",
+    paced_by: Annotated[
+        str, typer.Option(help="Output categories of the consumers: category,category …")
+    ] = "",
     output: Output = Form.TABLE,
 ) -> None:
-    """Publish the lines of files, once each, also after a crash; with -f what is appended to them."""
+    """Publish the lines of files exactly once, also after a crash; with -f also lines appended later."""
     log, clock = find_bus(folder, bus), SystemClock()
     spec = described(log, category).spec
     if dismiss:
         dismiss_injector(log, category, dismiss, now_ms=clock.now_ms())
-        show({"dismissed": dismiss}, output, lambda: f"{category} waits for {dismiss} no longer")
+        show({"dismissed": dismiss}, output, lambda: f"{category} no longer waits for {dismiss}")
         return
     if not files:
-        raise ConfigError("no files", why="nothing was given to inject", fix="name files or folders")
+        raise ConfigError("there are no files to inject", why="none is given", fix="name files or folders")
     if follow and done:
         raise ConfigError(
-            "--done and --follow do not go together", why="who follows expects more", fix="give one of them"
+            "--done and --follow exclude each other",
+            why="--done declares the last input, --follow waits for more",
+            fix="give one of them",
         )
     if expect:
         expect_injectors(log, category, [item.strip() for item in expect.split(",") if item.strip()])
@@ -517,11 +525,11 @@ def inject(
         others = [item.strip() for item in paced_by.split(",") if item.strip()]
         for other in others:
             described(log, other)
-        limit = SkewLimit(log, skew_max_ms=skew_max_ms, paced_by=others, on_wait=_Told().say)
+        limit = SkewLimit(log, skew_max_ms=skew_max_ms, paced_by=others, on_wait=_WaitNotice().show)
     rules = LineRules(spec=spec, key_column=key, ts_column=ts)
     injector = FileInjector(log, rules, name, epoch=clock.now_ms(), limit=limit)
     sent = 0
-    # Ctrl-C ends the following; the watermark is held until somebody goes on.
+    # Ctrl-C ends --follow; the watermark is held until an injector of this name runs again.
     with until_ctrl_c() if follow else contextlib.nullcontext():
         while follow:
             found = injector.round(find_files(files), now_ms=clock.now_ms())
@@ -534,17 +542,17 @@ def inject(
     show({"category": category, "sent": sent}, output, lambda: f"{sent:,} lines to {category}")
 
 
-class _Told:
-    """Says that it waits, once for each time."""
+class _WaitNotice:
+    """Prints that the injector waits, once per wait."""
 
     def __init__(self) -> None:
-        self._said: Millis | None = None
+        self._shown: Millis | None = None
 
-    def say(self, skew: Skew) -> None:
-        if self._said != skew.low:
-            self._said = skew.low
+    def show(self, skew: Skew) -> None:
+        if self._shown != skew.low:
+            self._shown = skew.low
             err.print(
-                f"waits: {skew.spread_ms / 1000:,.1f} s ahead of {skew.category}, which is at "
+                f"waiting: {skew.spread_ms / 1000:,.1f} s ahead of {skew.category}, which is at "
                 f"{moment(skew.slowest)}",
                 markup=False,
             )

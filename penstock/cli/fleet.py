@@ -1,4 +1,4 @@
-"""`penstock container`, `shard`, `task`, `top`, `capacity` and `lend`: where tasks run, and on what."""
+"""`penstock container`, `shard`, `task`, `top`, `capacity` and `lend`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rich.table import Table
 from penstock.cli.jobs import Why
 from penstock.cli.output import EXIT_CODES, FOLDER, Folder, Form, Output, connect, err, out, show, show_line
 from penstock.cli.tables import lag, new_table, printable, state_text, text, when
-from penstock.cli.watching import News, stop_on_signals, until_ctrl_c, watch
+from penstock.cli.watching import ChangeWait, stop_on_signals, until_ctrl_c, watch
 from penstock.client.client import Client
 from penstock.core.clock import Millis
 from penstock.core.errors import ConfigError, NotFound, StoreUnavailable
@@ -27,18 +27,21 @@ from penstock.fleet.messages import summarize_error
 
 container = typer.Typer(
     name="container",
-    help="Containers: list them, take work away from them, give it back.",
+    help="Containers: list, drain, cordon and uncordon them.",
     epilog=EXIT_CODES,
     no_args_is_help=True,
 )
 shard = typer.Typer(
     name="shard",
-    help="Shards: who owns which, why, and moving them.",
+    help="Shards: list, explain, move and release them.",
     epilog=EXIT_CODES,
     no_args_is_help=True,
 )
 task = typer.Typer(
-    name="task", help="Tasks: where they are and what they print.", epilog=EXIT_CODES, no_args_is_help=True
+    name="task",
+    help="Tasks: list and restart them, read their logs.",
+    epilog=EXIT_CODES,
+    no_args_is_help=True,
 )
 
 ContainerName = Annotated[str, typer.Argument(help="A container, e.g. c1.")]
@@ -49,7 +52,7 @@ FOLLOW_MS: Millis = 500
 
 @container.command("ls", epilog=EXIT_CODES)
 def list_containers(folder: Folder = FOLDER, output: Output = Form.TABLE) -> None:
-    """Every container ever heard of."""
+    """List every container that ever registered."""
     with connect(folder, role="reader") as client:
         rows = client.containers()
     show(rows, output, lambda: containers_table(rows, SystemClock().now_ms()))
@@ -57,16 +60,18 @@ def list_containers(folder: Folder = FOLDER, output: Output = Form.TABLE) -> Non
 
 @container.command(epilog=EXIT_CODES)
 def drain(name: ContainerName, why: Why, folder: Folder = FOLDER, output: Output = Form.TABLE) -> None:
-    """Move everything away from a container, a few shards at a time, and give it nothing new."""
+    """Move all shards away from a container, a few at a time, and place no new ones there."""
     with connect(folder, role="oncall") as client:
         row = client.drain(name, why=why)
-    said = f"[green]draining[/] {name}: {row['shards']} shards to move; `penstock container ls` shows how far"
-    show(row, output, lambda: said)
+    line = (
+        f"[green]draining[/] {name}: {row['shards']} shards to move; `penstock container ls` shows progress"
+    )
+    show(row, output, lambda: line)
 
 
 @container.command(epilog=EXIT_CODES)
 def cordon(name: ContainerName, why: Why, folder: Folder = FOLDER, output: Output = Form.TABLE) -> None:
-    """Give a container no new shards; it keeps what it has."""
+    """Place no new shards on a container; it keeps those it has."""
     with connect(folder, role="oncall") as client:
         row = client.cordon(name, why=why)
     show(row, output, lambda: f"[green]cordoned[/] {name}: it keeps its {row['shards']} shards")
@@ -74,7 +79,7 @@ def cordon(name: ContainerName, why: Why, folder: Folder = FOLDER, output: Outpu
 
 @container.command(epilog=EXIT_CODES)
 def uncordon(name: ContainerName, why: Why, folder: Folder = FOLDER, output: Output = Form.TABLE) -> None:
-    """Take a cordoned or drained container back."""
+    """Use a cordoned or drained container for placement again."""
     with connect(folder, role="oncall") as client:
         row = client.uncordon(name, why=why)
     show(row, output, lambda: f"[green]uncordoned[/] {name}: it takes shards again")
@@ -82,11 +87,13 @@ def uncordon(name: ContainerName, why: Why, folder: Folder = FOLDER, output: Out
 
 @shard.command("ls", epilog=EXIT_CODES)
 def list_shards(
-    container: Annotated[str, typer.Option(help="Only those that this one has or gets.")] = "",
+    container: Annotated[
+        str, typer.Option(help="Only those that this container owns or is the target of.")
+    ] = "",
     folder: Folder = FOLDER,
     output: Output = Form.TABLE,
 ) -> None:
-    """Every shard: its owner, its tasks, where it goes."""
+    """List shards: owner, tasks, target."""
     with connect(folder, role="reader") as client:
         rows = client.shards(container=container or None)
     show(rows, output, lambda: shards_table(rows))
@@ -94,7 +101,7 @@ def list_shards(
 
 @shard.command(epilog=EXIT_CODES)
 def explain(number: ShardNumber, folder: Folder = FOLDER, output: Output = Form.TABLE) -> None:
-    """Why a shard is where it is, and what would be done with it next."""
+    """Why a shard is on its container, and what placement would do with it next."""
     with connect(folder, role="reader") as client:
         found = client.shard(number)
     show(found, output, lambda: shard_tables(found))
@@ -104,17 +111,17 @@ def explain(number: ShardNumber, folder: Folder = FOLDER, output: Output = Form.
 def move(
     number: ShardNumber, name: ContainerName, why: Why, folder: Folder = FOLDER, output: Output = Form.TABLE
 ) -> None:
-    """Move one shard to a container. It stays there until balancing finds a better place."""
+    """Move one shard to a container. It stays there until balancing moves it."""
     with connect(folder, role="oncall") as client:
         found = client.move_shard(number, name, why=why)
     is_there = found["container"] == name and not found["target"]
-    said = f"shard {number} is on {name}" if is_there else f"shard {number} goes to {name}"
-    show(found, output, lambda: f"[green]done[/] {said}")
+    line = f"shard {number} is on {name}" if is_there else f"shard {number} is moving to {name}"
+    show(found, output, lambda: f"[green]done[/] {line}")
 
 
 @shard.command(epilog=EXIT_CODES)
 def release(number: ShardNumber, why: Why, folder: Folder = FOLDER, output: Output = Form.TABLE) -> None:
-    """Let a quarantined shard be placed again."""
+    """Allow a quarantined shard to be placed again."""
     with connect(folder, role="oncall") as client:
         found = client.release_shard(number, why=why)
     show(found, output, lambda: f"[green]released[/] shard {number}")
@@ -122,12 +129,12 @@ def release(number: ShardNumber, why: Why, folder: Folder = FOLDER, output: Outp
 
 @task.command("ls", epilog=EXIT_CODES)
 def list_tasks(
-    job: Annotated[str, typer.Argument(help="A job; none: all of them.")] = "",
+    job: Annotated[str, typer.Argument(help="A job; default: all.")] = "",
     container: Annotated[str, typer.Option(help="Only those of this container.")] = "",
     folder: Folder = FOLDER,
     output: Output = Form.TABLE,
 ) -> None:
-    """Tasks: where they are, what they do, what they use."""
+    """List tasks: container, state, lag, resources."""
     with connect(folder, role="reader") as client:
         rows = client.tasks(job=job or None, container=container or None)
     show(rows, output, lambda: tasks_table(rows))
@@ -135,29 +142,29 @@ def list_tasks(
 
 @task.command(epilog=EXIT_CODES)
 def restart(task_id: TaskId, why: Why, folder: Folder = FOLDER, output: Output = Form.TABLE) -> None:
-    """End one task and start it again where it is, at once, whatever its backoff says."""
+    """Restart one task in its container at once, without waiting for its backoff."""
     job, index = split_task(task_id)
     with connect(folder, role="oncall") as client:
         found = client.restart_task(job, index, why=why)
-    show(found, output, lambda: f"[green]asked[/] {found['container']} to restart {found['task_id']}")
+    show(found, output, lambda: f"[green]ordered[/] {found['container']} to restart {found['task_id']}")
 
 
 @task.command(epilog=EXIT_CODES)
 def logs(
     task_id: TaskId,
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Go on with what it prints, until Ctrl-C.")
+        bool, typer.Option("--follow", "-f", help="Continue with new output, until Ctrl-C.")
     ] = False,
-    lines: Annotated[int, typer.Option("--lines", "-n", help="The last so many.", min=1, max=10_000)] = 100,
+    lines: Annotated[int, typer.Option("--lines", "-n", help="The last N.", min=1, max=10_000)] = 100,
     folder: Folder = FOLDER,
     output: Output = Form.TABLE,
 ) -> None:
-    """What a plain process printed, and with -f what it prints, wherever it goes."""
+    """The log of a process task; with -f also new output, also after the task moved."""
     job, index = split_task(task_id)
 
-    def say(piece: dict[str, Any]) -> None:
+    def show_piece(piece: dict[str, Any]) -> None:
         if output is Form.TABLE:
-            say_log(piece["text"])
+            print_log(piece["text"])
         elif piece["text"]:
             show_line(piece, output)
 
@@ -168,28 +175,28 @@ def logs(
 
         with until_ctrl_c() if follow else contextlib.nullcontext():
             found = read(None)
-            say(found)
+            show_piece(found)
             if follow:
-                follow_log(read, found, say, sleep_ms)
+                follow_log(read, found, show_piece, sleep_ms)
 
 
 def top(
-    once: Annotated[bool, typer.Option("--once", help="One frame, then end.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Print it once.")] = False,
     folder: Folder = FOLDER,
     output: Output = Form.TABLE,
 ) -> None:
-    """What uses what, live: containers, the busiest tasks, the last decisions."""
+    """Live resource usage: containers, the busiest tasks, the last decisions."""
     with connect(folder, role="reader") as client:
         if once:
-            found = look(client)
+            found = read_top(client)
             show(found, output, lambda: top_tables(found))
             return
         with until_ctrl_c():
-            watch(lambda: look(client), top_tables, News(client).wait, form=output)
+            watch(lambda: read_top(client), top_tables, ChangeWait(client).wait, form=output)
 
 
-def look(client: Client) -> dict[str, Any]:
-    """Everything that `top` shows."""
+def read_top(client: Client) -> dict[str, Any]:
+    """The data of `top`."""
     return {
         "now_ms": SystemClock().now_ms(),
         "jobs": [{"name": job["name"], "state": job["state"]} for job in client.jobs()],
@@ -205,7 +212,7 @@ def split_task(text: str) -> tuple[str, int]:
     if not slash or not job or re.fullmatch("[0-9]{1,9}", index) is None:
         raise ConfigError(
             f"not a task: {text[:200]!r}",
-            why="a task is named by its job and its index",
+            why="a task is named JOB/INDEX",
             fix=f"e.g. {job or text or 'shops.by_shop'}/0; `penstock task ls` lists them",
         )
     return job, int(index)
@@ -214,38 +221,40 @@ def split_task(text: str) -> tuple[str, int]:
 def follow_log(
     read: Callable[[str], dict[str, Any]],
     found: dict[str, Any],
-    say: Callable[[dict[str, Any]], None],
+    show_piece: Callable[[dict[str, Any]], None],
     pause: Callable[[Millis], None],
 ) -> None:
-    """Print what comes, without end. A task on its way, or a control plane that is away, is waited for."""
+    """Print new log text without end; retries while the task moves or the control plane does not answer."""
     while True:
         try:
-            news = read(found["place"])
+            piece = read(found["place"])
         except (NotFound, StoreUnavailable):
             pause(FOLLOW_MS)
             continue
-        if news["container"] != found["container"]:
-            err.print(f"{news['task_id']} is on {news['container']} now", style="bold", markup=False)
-        elif news["is_gap"]:
-            err.print("some lines were gone before they were read", style="bold")
-        found = news
-        say(news)
-        if not news["text"]:
+        if piece["container"] != found["container"]:
+            err.print(f"{piece['task_id']} is on {piece['container']} now", style="bold", markup=False)
+        elif piece["is_gap"]:
+            err.print("some lines were deleted before they could be read", style="bold")
+        found = piece
+        show_piece(piece)
+        if not piece["text"]:
             pause(FOLLOW_MS)
 
 
-def say_log(text: str) -> None:
-    """A task's own words, without what would steer the terminal."""
+def print_log(text: str) -> None:
+    """Print log text without control characters."""
     print("".join(letter if letter in "\n\t" else printable(letter) for letter in text), end="", flush=True)
 
 
 def lend(
     clusters: Annotated[Path, typer.Option(help="A TOML file that names each cluster.")],
-    once: Annotated[bool, typer.Option("--once", help="One round, then end.")] = False,
-    advice: Annotated[bool, typer.Option("--advice", help="Say what would be done, and do nothing.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Run one round only.")] = False,
+    advice: Annotated[
+        bool, typer.Option("--advice", help="Show what would be done; change nothing.")
+    ] = False,
     every: Annotated[float, typer.Option(help="Seconds between rounds.", min=1, max=3600)] = 15,
 ) -> None:
-    """Let clusters lend each other containers: from one with room to one that is short, and back."""
+    """Lend containers between clusters: from clusters with spare capacity to those that lack it, and back."""
     from penstock.lender import Lender, read_clusters
 
     found = read_clusters(clusters, os.environ)
@@ -263,9 +272,9 @@ def lend(
             silent = lender.round()
             if silent:
                 raise StoreUnavailable(
-                    f"not every cluster answered: {', '.join(silent)}",
-                    why="the lines above say why; the others were looked at",
-                    fix="mend that and run it again",
+                    f"these clusters did not answer: {', '.join(silent)}",
+                    why="see the lines above; the other clusters were processed",
+                    fix="correct the cause and run it again",
                 )
             return
         lender.run(every, stop_on_signals())
@@ -277,11 +286,11 @@ DECISIONS_MAX = 6
 
 
 def containers_table(containers: Rows, now_ms: int) -> Table:
-    """One line per container, with what was asked of it."""
+    """One line per container, with orders for it."""
     table = new_table("containers")
     for name in ("container", "state", "takes"):
         table.add_column(name, no_wrap=True)
-    for name in ("shards", "tasks", "last beat"):
+    for name in ("shards", "tasks", "last heartbeat"):
         table.add_column(name, justify="right", no_wrap=True)
     for name in ("region", "host", "size"):
         table.add_column(name, overflow="fold")
@@ -303,22 +312,22 @@ def containers_table(containers: Rows, now_ms: int) -> Table:
 
 
 def container_state(row: Mapping[str, Any]) -> str:
-    """Its state in a word."""
+    """The state of a container."""
     return "starting" if row["state"] == "live" and not row["ready"] else str(row["state"])
 
 
 def takes(row: Mapping[str, Any]) -> str:
-    """Whether it takes shards."""
+    """Whether a container takes shards."""
     if row.get("lending", "").startswith("lent to"):
         return f"nothing, {row['lending']}"
     if row["draining"]:
-        return "nothing, is drained" if not row["shards"] else "nothing, drains"
-    said = "nothing, cordoned" if row["cordoned"] else "shards"
-    return f"{said}; {row['lending']}" if row.get("lending") else said
+        return "nothing, drained" if not row["shards"] else "nothing, draining"
+    line = "nothing, cordoned" if row["cordoned"] else "shards"
+    return f"{line}; {row['lending']}" if row.get("lending") else line
 
 
 def size_text(capacity: Mapping[str, float]) -> str:
-    """What it said that it has."""
+    """The capacity that a container declared."""
     return ", ".join(f"{value:g} {kind}" for kind, value in capacity.items() if value) or "not limited"
 
 
@@ -326,7 +335,7 @@ def shards_table(shards: Rows) -> Table:
     """One line per shard."""
     table = new_table("shards")
     table.add_column("shard", justify="right", no_wrap=True)
-    for name in ("container", "state", "goes to"):
+    for name in ("container", "state", "target"):
         table.add_column(name, no_wrap=True)
     for name in ("tasks", "epoch"):
         table.add_column(name, justify="right", no_wrap=True)
@@ -348,28 +357,28 @@ def shards_table(shards: Rows) -> Table:
 
 def _remark(row: Mapping[str, Any]) -> str:
     if row["quarantined"]:
-        return f"quarantined: it cost {row['blame']} containers"
-    return f"it cost {row['blame']} container" if row["blame"] else ""
+        return f"quarantined: {row['blame']} containers failed with it"
+    return f"{row['blame']} container failed with it" if row["blame"] else ""
 
 
 def shard_tables(shard: Mapping[str, Any]) -> RenderableType:
-    """One shard: where it is, why, and what would be done with it next."""
+    """One shard: its container, its history, and what placement would do with it next."""
     facts = new_table(f"shard {shard['shard']}")
     facts.add_column("", no_wrap=True)
     facts.add_column("", overflow="fold")
     facts.show_header = False
-    where = shard["container"] or "nobody"
+    where = shard["container"] or "no container"
     if shard["target"]:
-        where += f", which drops it for {shard['target']}"
+        where += f", moving to {shard['target']}"
     facts.add_row("owned by", text(where))
     facts.add_row("epoch", str(shard["epoch"]))
     facts.add_row("tasks", text(", ".join(shard["task_ids"]) or "none", limit=2000))
     load = ", ".join(f"{value:g} {kind}" for kind, value in shard["load"].items() if value)
-    facts.add_row("counts as", text(load or "nothing"))
+    facts.add_row("load", text(load or "none"))
     if _remark(shard):
         facts.add_row("remark", text(_remark(shard), "red"))
     facts.add_row("next", text(shard["outlook"], limit=500))
-    history = new_table("how it came there")
+    history = new_table("history")
     for name in ("when", "who", "decision"):
         history.add_column(name, no_wrap=True)
     history.add_column("why", overflow="fold")
@@ -381,7 +390,7 @@ def shard_tables(shard: Mapping[str, Any]) -> RenderableType:
             text(moved["reason"]),
         )
     if not shard["history"]:
-        history.caption = "nothing was decided about it, as far as the journal goes back"
+        history.caption = "no decisions about it in the journal"
     return Group(facts, history)
 
 
@@ -413,7 +422,7 @@ def tasks_table(tasks: Rows, title: str = "tasks") -> Table:
 
 
 def top_tables(found: Mapping[str, Any]) -> RenderableType:
-    """What uses what, now: containers with the sum of their tasks, the busiest tasks, the last decisions."""
+    """Resource usage: containers with the sum of their tasks, the busiest tasks, the last decisions."""
     tasks = found["tasks"]
     busiest = sorted(tasks, key=lambda task: (-task["metrics"].get("cpu", 0.0), task["task_id"]))
     rest = len(tasks) - BUSIEST_MAX
@@ -452,7 +461,7 @@ def _use_table(containers: Rows, tasks: Rows, now_ms: int) -> Table:
     table = new_table("containers")
     for name in ("container", "state", "takes"):
         table.add_column(name, no_wrap=True)
-    for name in ("shards", "tasks", "cpu", "memory", "last beat"):
+    for name in ("shards", "tasks", "cpu", "memory", "last heartbeat"):
         table.add_column(name, justify="right", no_wrap=True)
     for row in containers:
         mine = [task["metrics"] for task in tasks if task["container"] == row["name"]]
@@ -477,7 +486,7 @@ def _used(value: float, size: float, form: str) -> str:
 
 
 def capacity(folder: Folder = FOLDER, output: Output = Form.TABLE) -> None:
-    """What the cluster has, how much is reserved and used, what is left, and who was stopped for it."""
+    """The cluster's resources: total, reserved, used and free; and the jobs stopped for lack of them."""
     with connect(folder, role="reader") as client:
         found = client.capacity()
     show(found, output, lambda: capacity_tables(found))
@@ -487,7 +496,7 @@ _UNITS = {"cpu": "", "memory_mb": " MB", "disk_mb": " MB", "network_mbps": " Mbi
 
 
 def capacity_tables(found: Mapping[str, Any]) -> RenderableType:
-    """What the cluster has, and who was stopped for it."""
+    """The cluster's resources, and the jobs stopped for lack of them."""
     table = new_table("capacity")
     table.add_column("resource", no_wrap=True)
     for name in ("total", "reserved", "used", "left"):
@@ -505,17 +514,17 @@ def capacity_tables(found: Mapping[str, Any]) -> RenderableType:
 
 
 def _capacity_summary(found: Mapping[str, Any]) -> str:
-    said = f"{found['jobs']} jobs on {found['containers']} containers"
+    line = f"{found['jobs']} jobs on {found['containers']} containers"
     if found["is_limited"]:
-        return f"{said}; of what is left a tenth of all stays free for failures"
+        return f"{line}; a tenth of the total stays free for failures"
     if not found["containers"]:
-        return f"{said}: nothing is known of what there is"
+        return f"{line}: the capacity is unknown"
     some = ", ".join(found["boundless"][:5]) + (" …" if len(found["boundless"]) > 5 else "")
-    return f"{said}; not limited: {some} declared no capacity"
+    return f"{line}; not limited: {some} declared no capacity"
 
 
 def _stopped_table(stopped: Rows) -> Table:
-    table = new_table("stopped so that others can run")
+    table = new_table("stopped for lack of capacity")
     table.add_column("job", no_wrap=True)
     table.add_column("priority", justify="right", no_wrap=True)
     table.add_column("would need", overflow="fold")

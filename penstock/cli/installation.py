@@ -1,5 +1,5 @@
 """Commands that run an installation or a container on this machine: `up`, `container --join`, and the hidden
-`container run` that starts wardens and engines.
+`container run`, which runs a warden or an engine.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def setting(name: str, *flags: str, of: type[BaseModel] = Settings) -> Any:
 
 Config = Annotated[
     Path | None,
-    typer.Option(help=f"A TOML file with settings; none: {FILE} in the folder, if it is there."),
+    typer.Option(help=f"A TOML file with settings; default: {FILE} in the folder, if it exists."),
 ]
 
 
@@ -88,24 +88,24 @@ def up(
     stop = stop_on_signals()
     with running(settings) as installation:
         url, place = installation.server.url, installation.settings
-        out.print(f"the control plane answers at {url}")
+        out.print(f"the control plane listens at {url}")
         where = f"folder {place.folder}, bus {place.bus_place}, rows {hidden_password(place.rows_place)}"
         out.print(where, markup=False)
-        out.print("`penstock dashboard` shows it in a browser; stop it with Ctrl-C")
+        out.print("`penstock dashboard` prints the dashboard's address; Ctrl-C stops everything")
         out.print(who_may_read(place.folder), style="yellow", markup=False)
         starting = Starting(installation)
         while not stop.wait(0.5):
-            starting.look()
+            starting.check()
             if not installation.server.is_serving:
                 raise EnvironmentProblem(
-                    "the API ended by itself", why="see the lines above", fix="start `penstock up` again"
+                    "the API ended unexpectedly", why="see the log above", fix="start `penstock up` again"
                 )
         out.print("stopping …")
     out.print("stopped")
 
 
 def _given(context: typer.Context) -> dict[str, Any]:
-    """The options that were given; all others come from elsewhere."""
+    """The options given on the command line."""
     return {
         name: value
         for name, value in context.params.items()
@@ -114,12 +114,12 @@ def _given(context: typer.Context) -> dict[str, Any]:
 
 
 def _log_to_stderr() -> None:
-    """What happens goes to stderr, where it can be kept apart from what the command says."""
+    """Write the log to stderr, apart from the command's own output."""
     structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
 
 
 class Starting:
-    """Says when containers are ready, and why one is not; each thing once."""
+    """Prints when containers become ready, and why one cannot start; each message once."""
 
     def __init__(self, installation: Installation) -> None:
         self._installation, self._clock = installation, installation.plane.clock
@@ -130,25 +130,25 @@ class Starting:
         self._failures: dict[str, str] = {}
         if containers:
             out.print(f"{self._count(self._all)} ({containers[0].engine}): starting …")
-        self.look()
+        self.check()
 
-    def look(self) -> None:
-        """Look at those that are not ready yet, and say what is new."""
+    def check(self) -> None:
+        """Check the containers that are not ready yet, and print what changed."""
         if self._is_up and not self._waiting:
             return
         ready = [name for name in self._installation.ready() if self._waiting.pop(name, None) is not None]
         took_s = (self._clock.boot_ms() - self._began_ms) / 1000
         if not self._is_up and (ready or not self._all):
             self._is_up = True
-            said = f": {ready[0]} is ready after {took_s:.0f} s" if ready else ", without containers"
-            out.print(f"[green]penstock is up[/] at {self._installation.server.url}{said}")
+            detail = f": {ready[0]} is ready after {took_s:.0f} s" if ready else ", without containers"
+            out.print(f"[green]penstock is up[/] at {self._installation.server.url}{detail}")
         if ready and not self._waiting and self._all > 1:
             out.print(f"all {self._count(self._all)} are ready after {took_s:.0f} s")
         for name, settings in self._waiting.items():
             failure = last_failure(settings.folder)
             if failure and failure != self._failures.get(name):
                 self._failures[name] = failure
-                out.print(f"[bold red]container {name} cannot start[/]; it tries again, Ctrl-C ends it")
+                out.print(f"[bold red]container {name} cannot start[/]; it retries, Ctrl-C stops it")
                 out.print(failure, markup=False)
 
     @staticmethod
@@ -157,10 +157,10 @@ class Starting:
 
 
 def who_may_read(folder: Path) -> str:
-    """What to know of the code of jobs: it runs as the user that has the tokens."""
+    """A warning: code of jobs runs as the user who owns the tokens."""
     return (
-        f"the code of jobs and policies runs as this user: it can read this user's files, the tokens in "
-        f"{tokens_folder(folder)} too; for code that you do not trust see `penstock up` in docs/cli.md"
+        f"code of jobs and policies runs as this user and can read its files, including the tokens in "
+        f"{tokens_folder(folder)}; for code that you do not trust see `penstock up` in docs/cli.md"
     )
 
 
@@ -173,7 +173,7 @@ def join(
             envvar="PENSTOCK_TOKEN", help="This container's own token; better given as PENSTOCK_TOKEN."
         ),
     ] = "",
-    name: Annotated[str, typer.Option(help="What it is called; none: as this machine.")] = "",
+    name: Annotated[str, typer.Option(help="The container's name; default: the machine's.")] = "",
     engine: Annotated[str | None, setting("engine", of=JoinSettings)] = None,
     cores: Annotated[int | None, setting("cores", of=JoinSettings)] = None,
     capacity: Annotated[str | None, setting("capacity", of=JoinSettings)] = None,
@@ -181,22 +181,22 @@ def join(
     bus: Annotated[str | None, setting("bus", of=JoinSettings)] = None,
     rows: Annotated[str | None, setting("rows", of=JoinSettings)] = None,
     directory: Annotated[
-        Path | None, typer.Option("--dir", help="Its own folder; none: .penstock-joined/<name>.")
+        Path | None, typer.Option("--dir", help="Its folder; default: .penstock-joined/<name>.")
     ] = None,
     config: Config = None,
 ) -> None:
-    """Containers: list them, take work away from them, give it back; or with --join be one."""
+    """Containers: list, drain, cordon and uncordon them; with --join run one on this machine."""
     if context.invoked_subcommand is not None:
         if url:
             raise ConfigError(
-                "--join takes no further command",
-                why=f"{context.invoked_subcommand!r} was given",
+                "--join and a command exclude each other",
+                why=f"{context.invoked_subcommand!r} was given too",
                 fix="give one of the two",
             )
         return
     if not url or not token:
         raise ConfigError(
-            "a container joins with a URL and a token",
+            "a container needs a URL and a token to join",
             why=f"there is no {'--token, and PENSTOCK_TOKEN is not set' if url else '--join URL'}",
             fix="penstock container --join https://host:7337 --name NAME --token TOKEN; "
             "`penstock token new NAME --role container --why …` issues one for that name",
@@ -207,12 +207,12 @@ def join(
     name = name or re.sub(r"[^A-Za-z0-9_.-]", "-", socket.gethostname())[:200]
     if re.fullmatch(NAME_PATTERN, name) is None:
         raise ConfigError(
-            f"no container may be called {name[:100]!r}",
-            why="the name becomes part of addresses and file names",
+            f"{name[:100]!r} is not a valid container name",
+            why="the name becomes part of URLs and file names",
             fix="use letters, digits, `_`, `.` and `-`",
         )
     folder = (directory or Path(".penstock-joined") / name).absolute()
-    named = {"url", "token", "name", "directory"}  # they are about this one container, and only options
+    named = {"url", "token", "name", "directory"}  # options that are no settings
     given = {option: value for option, value in _given(context).items() if option not in named}
     asked = JoinSettings.of_join(given, folder=folder, config=config)
     try:
@@ -244,9 +244,11 @@ def run(
     engine: Annotated[str, typer.Option()],
     capacity: Annotated[str, typer.Option()],
     region: Annotated[str, typer.Option()],
-    incarnation: Annotated[str, typer.Option(help="Be the engine of this life, not the warden.")] = "",
+    incarnation: Annotated[
+        str, typer.Option(help="Run the engine of this incarnation, not the warden.")
+    ] = "",
 ) -> None:
-    """A container's warden, started by a host, or with --incarnation the warden's engine."""
+    """Run a container's warden, as its host does; with --incarnation the warden's engine."""
     from penstock.container.container import ContainerSettings, run_warden
     from penstock.container.engine import Engine
 

@@ -1,4 +1,4 @@
-"""`penstock job`: apply, plan, look at, measure, compare, roll back and end jobs."""
+"""`penstock job`: apply, plan, show, compare, roll back, pause, stop and remove jobs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from penstock.cli import tables as change_tables
 from penstock.cli.output import EXIT_CODES, FOLDER, Folder, Form, Output, connect, out, show
 from penstock.cli.pipelines import check_state_kept
 from penstock.cli.tables import new_table, text, when
-from penstock.cli.watching import News, until_ctrl_c, watch
+from penstock.cli.watching import ChangeWait, until_ctrl_c, watch
 from penstock.client.client import new_key
 from penstock.core.errors import ConfigError
 from penstock.jobs.config import NAME_PATTERN
@@ -42,7 +42,7 @@ _FIX = "correct the file; nothing was sent"
 
 
 def read_job_text(text: str, *, name: str) -> dict[str, Any]:
-    """The map that a job file holds; `name` is what it is called in errors."""
+    """The map in a job file; `name` names the file in errors."""
     try:
         size = len(text.encode())
     except UnicodeEncodeError as error:
@@ -57,14 +57,14 @@ def read_job_text(text: str, *, name: str) -> dict[str, Any]:
 
 def split_name(config: Mapping[str, Any], given: str, *, name: str) -> tuple[str, dict[str, Any]]:
     """The job's name, from the file or the command line, and its provisioner fields."""
-    said = config.get("name", given)
-    if not isinstance(said, str) or not said:
-        raise _refusal(name, "it has no `name:` that is text")
-    if not re.fullmatch(NAME_PATTERN, said):
-        raise _refusal(name, f"no job may be called {shown(said)}: letters, digits, `_`, `.` and `-` only")
-    if given and said != given:
-        raise _refusal(name, f"it is of the job {said!r}, but {given!r} was asked for")
-    return said, dict(config)
+    job = config.get("name", given)
+    if not isinstance(job, str) or not job:
+        raise _refusal(name, "it has no `name:`, or one that is not text")
+    if not re.fullmatch(NAME_PATTERN, job):
+        raise _refusal(name, f"{shown(job)} is not a job name: letters, digits, `_`, `.` and `-` only")
+    if given and job != given:
+        raise _refusal(name, f"its `name:` is {job!r}, but {given!r} was requested")
+    return job, dict(config)
 
 
 def _read_json(text: str, name: str) -> Any:
@@ -72,7 +72,7 @@ def _read_json(text: str, name: str) -> Any:
         keys = [key for key, _ in found]
         if len(set(keys)) < len(keys):
             twice = next(key for number, key in enumerate(keys) if key in keys[:number])
-            raise _refusal(name, f"the key {twice[:100]!r} is there twice")
+            raise _refusal(name, f"the key {twice[:100]!r} appears twice")
         return dict(found)
 
     try:
@@ -117,7 +117,7 @@ def _read_yaml(text: str, name: str) -> Any:
 
 
 class _Reader:
-    """Builds values from YAML's events: what is not plain data is refused as soon as it comes."""
+    """Builds values from YAML events, and refuses everything that is not plain data."""
 
     def __init__(self, name: str) -> None:
         self._name, self._count = name, 0
@@ -148,18 +148,18 @@ class _Reader:
             if not isinstance(key, yaml.ScalarEvent):
                 raise self._wrong(key, "a key must be text")
             if key.value == "<<" and not key.style:
-                raise self._wrong(key, "`<<` merges other maps, which is not taken")
+                raise self._wrong(key, "merge keys (`<<`) are not allowed")
             if key.value in found:
-                raise self._wrong(key, f"the key {key.value[:100]!r} is there twice")
+                raise self._wrong(key, f"the key {key.value[:100]!r} appears twice")
             found[key.value] = self._value(next(events), events, depth + 1)
         return found
 
     def _check(self, event: Any, depth: int) -> None:
         self._count += 1
         if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None):
-            raise self._wrong(event, "anchors and aliases (`&`, `*`) are not taken")
+            raise self._wrong(event, "anchors and aliases (`&`, `*`) are not allowed")
         if getattr(event, "tag", None):
-            raise self._wrong(event, f"tags are not taken: {event.tag[:100]}")
+            raise self._wrong(event, f"tags are not allowed: {event.tag[:100]}")
         if depth > DEPTH_MAX:
             raise self._wrong(event, f"it is nested deeper than {DEPTH_MAX} levels")
         if self._count > VALUES_MAX:
@@ -167,7 +167,7 @@ class _Reader:
 
     def _scalar(self, event: Any) -> Any:
         text: str = event.value
-        if event.style:  # quoted, or a block: text, whatever it looks like
+        if event.style:  # quoted or a block: always text
             return text
         if text in _WORDS:
             return _WORDS[text]
@@ -213,7 +213,7 @@ def _refusal(name: str, why: str) -> ConfigError:
 
 app = typer.Typer(
     name="job",
-    help="Jobs: what should run. Apply, plan, look, compare, roll back, pause, stop, remove.",
+    help="Jobs: apply, plan, show, compare, roll back, pause, stop, remove.",
     epilog=EXIT_CODES,
     no_args_is_help=True,
 )
@@ -223,13 +223,13 @@ File = Annotated[
     str,
     typer.Option("--file", "-f", help="A job file: .yaml, .yml or .json; - reads YAML from standard input."),
 ]
-Why = Annotated[str, typer.Option("--why", help="The reason, kept with the change.")]
+Why = Annotated[str, typer.Option("--why", help="The reason, stored with the change.")]
 Version = Annotated[
     int | None, typer.Option("--version", help="Only if the job is still at this version.", min=0)
 ]
-Watch = Annotated[bool, typer.Option("--watch", "-w", help="Show it again when it changes, until Ctrl-C.")]
-LayerOption = Annotated[str, typer.Option("--layer", help="The layer that says so; none: your own.")]
-# Whose token writes a layer, when none is named by PENSTOCK_TOKEN.
+Watch = Annotated[bool, typer.Option("--watch", "-w", help="Refresh after each change, until Ctrl-C.")]
+LayerOption = Annotated[str, typer.Option("--layer", help="The layer to write; default: your own.")]
+# The role whose token writes a layer, if PENSTOCK_TOKEN is not set.
 WRITERS = {"provisioner": "developer", "oncall": "oncall"}
 app.command(epilog=EXIT_CODES)(policies.manage)
 app.command(epilog=EXIT_CODES)(policies.readmit)
@@ -240,15 +240,15 @@ def apply(
     file: File,
     why: Why,
     version: Version = None,
-    new: Annotated[bool, typer.Option("--new", help="Only if there is no such job yet.")] = False,
+    new: Annotated[bool, typer.Option("--new", help="Only if the job does not exist yet.")] = False,
     folder: Folder = FOLDER,
     output: Output = Form.TABLE,
 ) -> None:
-    """Make a file the provisioner layer of its job; without a job of that name, create it."""
+    """Write a file as the provisioner layer of its job; creates the job if it does not exist."""
     if new and version is not None:
         raise ConfigError(
             "--new and --version exclude each other",
-            why="one wants the job not to be there, the other wants it to be",
+            why="--new requires that the job does not exist, --version that it does",
             fix="give one of the two",
         )
     name, config = read_file(file)
@@ -262,7 +262,7 @@ def apply(
 
 @app.command(epilog=EXIT_CODES)
 def plan(file: File, folder: Folder = FOLDER, output: Output = Form.TABLE) -> None:
-    """Say what applying a file would change: simple or complex, which tasks restart, if state is kept."""
+    """Show what applying a file would change: simple or complex, restarts of tasks, whether state is kept."""
 
     name, config = read_file(file)
     with connect(folder, role="developer") as client:
@@ -273,12 +273,12 @@ def plan(file: File, folder: Folder = FOLDER, output: Output = Form.TABLE) -> No
 
 @app.command(epilog=EXIT_CODES)
 def get(
-    name: JobName, look_again: Watch = False, folder: Folder = FOLDER, output: Output = Form.TABLE
+    name: JobName, is_watching: Watch = False, folder: Folder = FOLDER, output: Output = Form.TABLE
 ) -> None:
-    """One job: every setting with the layer that decided it, its layers, its tasks."""
+    """One job: every setting with the layer that sets it, its layers, its tasks."""
     with connect(folder, role="reader") as client:
-        if look_again:
-            news = News(client, subject=name, every_s=2)
+        if is_watching:
+            news = ChangeWait(client, subject=name, every_s=2)
             with until_ctrl_c():
                 watch(lambda: client.job(name), tables.job_tables, news.wait, form=output)
             return
@@ -289,16 +289,16 @@ def get(
 @app.command(epilog=EXIT_CODES)
 def ls(
     label: Annotated[
-        list[str] | None, typer.Option("--label", "-l", help="name=value; several: all of them.")
+        list[str] | None, typer.Option("--label", "-l", help="name=value; repeatable, all must match.")
     ] = None,
     state: Annotated[str, typer.Option(help="Only jobs in this state: running, paused, behind …")] = "",
     pipeline: Annotated[str, typer.Option(help="Only jobs of this pipeline.")] = "",
-    removed: Annotated[bool, typer.Option("--removed", help="Removed jobs too.")] = False,
-    look_again: Watch = False,
+    removed: Annotated[bool, typer.Option("--removed", help="Also removed jobs.")] = False,
+    is_watching: Watch = False,
     folder: Folder = FOLDER,
     output: Output = Form.TABLE,
 ) -> None:
-    """All jobs that fit, a line each."""
+    """List jobs."""
     wanted: dict[str, Any] = {
         "labels": dict(_label(text) for text in label or []),
         "state": state or None,
@@ -306,8 +306,8 @@ def ls(
         "removed": removed,
     }
     with connect(folder, role="reader") as client:
-        if look_again:
-            news = News(client, every_s=2)
+        if is_watching:
+            news = ChangeWait(client, every_s=2)
             with until_ctrl_c():
                 watch(lambda: client.jobs(**wanted), tables.jobs_table, news.wait, form=output)
             return
@@ -318,16 +318,16 @@ def ls(
 @app.command(epilog=EXIT_CODES)
 def diff(
     name: JobName,
-    old: Annotated[int | None, typer.Option(help="A version; none: what runs.", min=0)] = None,
-    new: Annotated[int | None, typer.Option(help="A version; none: what is expected now.", min=0)] = None,
+    old: Annotated[int | None, typer.Option(help="A version; default: the running config.", min=0)] = None,
+    new: Annotated[int | None, typer.Option(help="A version; default: the expected config.", min=0)] = None,
     folder: Folder = FOLDER,
     output: Output = Form.TABLE,
 ) -> None:
-    """What differs between two versions of a job's config, and what each difference costs."""
+    """Differences of two versions of a job's config, and how each would be synchronized."""
     with connect(folder, role="reader") as client:
         changes = client.diff(name, old=old, new=new)
-    old_name = "what runs" if old is None else f"version {old}"
-    new_name = "what is expected" if new is None else f"version {new}"
+    old_name = "running" if old is None else f"version {old}"
+    new_name = "expected" if new is None else f"version {new}"
     show(changes, output, lambda: change_tables.diff_table(changes, f"{old_name} → {new_name}"))
 
 
@@ -335,11 +335,11 @@ def diff(
 def history(
     name: JobName,
     layer: Annotated[str, typer.Option(help="Only this layer.")] = "",
-    limit: Annotated[int, typer.Option("--limit", "-n", help="The newest so many.", min=1, max=1000)] = 20,
+    limit: Annotated[int, typer.Option("--limit", "-n", help="The newest N.", min=1, max=1000)] = 20,
     folder: Folder = FOLDER,
     output: Output = Form.TABLE,
 ) -> None:
-    """Every write of a job's layers, newest first: who, when, why."""
+    """Every write of a job's layers with actor, time and reason, newest first."""
     with connect(folder, role="reader") as client:
         rows = client.history(name, layer=layer or None, limit=limit)
     show(rows, output, lambda: change_tables.history_table(rows))
@@ -349,17 +349,17 @@ def history(
 def rollback(
     name: JobName,
     layer: Annotated[str, typer.Argument(help="The layer, e.g. provisioner.")],
-    to: Annotated[int, typer.Option("--to", help="The version at which it was as it should be.", min=0)],
+    to: Annotated[int, typer.Option("--to", help="The version to restore.", min=0)],
     why: Why,
     version: Version = None,
     folder: Folder = FOLDER,
     output: Output = Form.TABLE,
 ) -> None:
-    """Write one layer again as it was at a version of the job."""
+    """Write one layer as it was at an earlier version of the job."""
     with connect(folder, role=WRITERS.get(layer, "admin")) as client:
         at = client.rollback(name, layer, to_version=to, why=why, key=new_key(), expected_version=version)
-    said = {"job": name, "layer": layer, "version": at}
-    show(said, output, lambda: f"[green]written[/] {name}: {layer} is as at version {to}, now version {at}")
+    result = {"job": name, "layer": layer, "version": at}
+    show(result, output, lambda: f"[green]written[/] {name}: {layer} is as at version {to}, now version {at}")
 
 
 @app.command(epilog=EXIT_CODES)
@@ -371,7 +371,7 @@ def pause(
     folder: Folder = FOLDER,
     output: Output = Form.TABLE,
 ) -> None:
-    """Let a job's tasks end for a while; it keeps its state and its place in its inputs."""
+    """Pause a job: its tasks end; its state and its offsets are kept."""
     _set_state(name, "paused", why, layer, version, folder, output)
 
 
@@ -384,7 +384,7 @@ def resume(
     folder: Folder = FOLDER,
     output: Output = Form.TABLE,
 ) -> None:
-    """Let a paused or stopped job run."""
+    """Run a paused or stopped job."""
     _set_state(name, "running", why, layer, version, folder, output)
 
 
@@ -397,7 +397,7 @@ def stop(
     folder: Folder = FOLDER,
     output: Output = Form.TABLE,
 ) -> None:
-    """Let a job's tasks end."""
+    """Stop a job: its tasks end."""
     _set_state(name, "stopped", why, layer, version, folder, output)
 
 
@@ -405,7 +405,7 @@ def stop(
 def rm(
     name: JobName, why: Why, version: Version = None, folder: Folder = FOLDER, output: Output = Form.TABLE
 ) -> None:
-    """End a job's life. Its layers, history and state stay, and `restore` brings it back."""
+    """Remove a job. Its layers, history and state are kept, and `restore` brings it back."""
     with connect(folder, role="developer") as client:
         at = client.remove_job(name, why=why, key=new_key(), expected_version=version)
     show({"job": name, "version": at}, output, lambda: f"[green]removed[/] {name}, version {at}")
@@ -415,7 +415,7 @@ def rm(
 def restore(
     name: JobName, why: Why, version: Version = None, folder: Folder = FOLDER, output: Output = Form.TABLE
 ) -> None:
-    """Bring a removed job back, with its layers and its state."""
+    """Restore a removed job with its layers and its state."""
     with connect(folder, role="developer") as client:
         at = client.restore_job(name, why=why, key=new_key(), expected_version=version)
     show({"job": name, "version": at}, output, lambda: f"[green]restored[/] {name}, version {at}")
@@ -431,7 +431,7 @@ def read_file(file: str) -> tuple[str, dict[str, Any]]:
                 text = source.read(BYTES_MAX + 1)
     except (OSError, ValueError) as error:
         raise ConfigError(
-            f"cannot read {file}", why=str(error), fix="name a file of text in UTF-8 that you may read"
+            f"cannot read {file}", why=str(error), fix="name a readable file in UTF-8"
         ) from error
     return split_name(read_job_text(text, name=file), "", name=file)
 
@@ -443,10 +443,10 @@ def _set_state(
         done = client.set_state(
             name, state, why=why, key=new_key(), layer=layer or None, expected_version=version
         )
-    said = f"[green]written[/] {name}: {done['layer']} asks for {state}, version {done['version']}"
+    line = f"[green]written[/] {name}: layer {done['layer']} sets {state}, version {done['version']}"
     if done["effective"] != state:
-        said += f"\n[yellow]but[/] a higher layer says {done['effective']}: that is what holds"
-    show({"job": name, **done}, output, lambda: said)
+        line += f"\n[yellow]no effect[/]: a higher layer sets {done['effective']}"
+    show({"job": name, **done}, output, lambda: line)
     out.file.flush()
 
 
@@ -466,27 +466,27 @@ WIDTH = 24
 def metrics(
     name: Annotated[str, typer.Argument(help="The job.")],
     minutes: Annotated[
-        int, typer.Option("--minutes", "-n", help="The newest so many; 14 days are kept.", min=1, max=20_160)
+        int, typer.Option("--minutes", "-n", help="The newest N; 14 days are stored.", min=1, max=20_160)
     ] = 60,
     metric: Annotated[
-        list[str] | None, typer.Option("--metric", "-m", help="Only this one; several: repeat it.")
+        list[str] | None, typer.Option("--metric", "-m", help="Only this one; repeatable.")
     ] = None,
     folder: Folder = FOLDER,
     output: Output = Form.TABLE,
 ) -> None:
-    """What a job did, minute by minute: rates, lag, busy time, memory, failures. A dot: unknown."""
+    """Metrics of a job by minute: rates, lag, busy time, memory, failures. A dot: unknown."""
     with connect(folder, role="reader") as client:
         found = client.job_metrics(name, metrics=",".join(metric) if metric else None, minutes=minutes)
     show(found, output, lambda: metrics_table(found))
 
 
 def metrics_table(found: Mapping[str, Any]) -> RenderableType:
-    """A line per metric: its newest number, smallest, mean and largest, and how it went."""
+    """A line per metric: newest value, minimum, mean, maximum, and a sparkline."""
     table = new_table("")
     table.title = text(f"{found['job']}, {found['minutes']} min from {when(found['first_ms'])} UTC")
     table.add_column("metric", no_wrap=True, min_width=15)
     for name in ("now", "min", "mean", "max"):
-        table.add_column(name, justify="right", no_wrap=True, min_width=6)  # one that is cut is a wrong one
+        table.add_column(name, justify="right", no_wrap=True, min_width=6)  # never truncated
     table.add_column("", no_wrap=True)
     for name, line in found["metrics"].items():
         values = line["values"]
@@ -495,12 +495,12 @@ def metrics_table(found: Mapping[str, Any]) -> RenderableType:
         cells = [short(value) for value in (values[-1] if values else None, *spread)]
         table.add_row(text(name), *cells, sparkline(values))
     if not found["metrics"]:
-        return Group(table, text("nothing is known of these minutes: a minute is shown when it is over"))
+        return Group(table, text("no metrics yet: a minute is shown when it is complete"))
     return table
 
 
 def short(value: float | None) -> str:
-    """A number with three digits that count; – if nobody knows it."""
+    """A number with three significant digits; – if it is unknown."""
     if value is None:
         return "–"
     for unit, size in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e4)):
@@ -510,13 +510,13 @@ def short(value: float | None) -> str:
 
 
 def sparkline(values: Sequence[float | None], width: int = WIDTH) -> str:
-    """A bar per minute or stretch of minutes, from nothing to the largest; a dot where it is unknown."""
-    stretches = [
+    """A bar per minute or range of minutes, from zero to the maximum; a dot where it is unknown."""
+    ranges = [
         values[len(values) * place // width : len(values) * (place + 1) // width] for place in range(width)
     ]
     if len(values) <= width:
-        stretches = [[value] for value in values]
-    means = [_mean([value for value in stretch if value is not None]) for stretch in stretches]
+        ranges = [[value] for value in values]
+    means = [_mean([value for value in stretch if value is not None]) for stretch in ranges]
     most = max((mean for mean in means if mean is not None), default=0.0)
     return "".join(
         GAP if mean is None else BARS[0] if most <= 0 else BARS[min(7, int(mean / most * 7.999))]

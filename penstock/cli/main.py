@@ -31,7 +31,7 @@ from penstock.core.errors import PenstockError
 
 app = typer.Typer(
     name="penstock",
-    help="Stream processing on Spark, managed: what runs, where it runs, how much it gets.",
+    help="Managed stream processing on Spark: jobs, containers, scaling.",
     epilog=EXIT_CODES,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -69,22 +69,22 @@ app.command(epilog=f"{EXIT_CODES} Ctrl-C ends it in order, with 0.")(runs.run)
 def everywhere(
     ca: Annotated[
         Path | None,
-        typer.Option("--ca", envvar="PENSTOCK_CA", help="Certificates that prove the control plane, in PEM."),
+        typer.Option("--ca", envvar="PENSTOCK_CA", help="PEM file of the certificate authority."),
     ] = None,
 ) -> None:
-    """Stream processing on Spark, managed: what runs, where it runs, how much it gets."""
+    """Managed stream processing on Spark: jobs, containers, scaling."""
     if ca is not None:
         os.environ["PENSTOCK_CA"] = str(ca)
 
 
 @cache
 def program() -> Callable[..., Any]:
-    """All commands with their options, made once: to make them takes longer than most commands."""
+    """All commands with their options; cached, because building them is slow."""
     return get_command(app)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run a command; an error we know is a message in three parts, not a traceback."""
+    """Run a command; a PenstockError is printed as a message in three parts, not as a traceback."""
     try:
         program()(arguments, prog_name="penstock")
     except PenstockError as error:

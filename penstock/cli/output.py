@@ -1,4 +1,4 @@
-"""How commands speak: tables for people, JSON and YAML for programs, errors in three parts, exit codes."""
+"""Output of commands: tables, JSON or YAML, errors in three parts, exit codes."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from penstock.core.folder import endpoint_file, token_file
 from penstock.settings import FOLDER
 
 EXIT_CODES = (
-    "Exit codes: 0 done, 1 refused or failed (stderr says what, why and what to do), 2 wrong usage, "
-    "3 not found, 4 somebody wrote first, 5 the control plane does not answer or the outcome is unknown."
+    "Exit codes: 0 done, 1 refused or failed (see stderr), 2 wrong usage, 3 not found, 4 version conflict, "
+    "5 the control plane does not answer or the outcome is unknown."
 )
 FAILED, NOT_FOUND, CONFLICT, NO_ANSWER = 1, 3, 4, 5
 
@@ -36,18 +36,18 @@ out, err = Console(highlight=False), Console(stderr=True, highlight=False, soft_
 
 
 class Form(StrEnum):
-    """How an answer is printed."""
+    """Output formats."""
 
     TABLE = "table"
     JSON = "json"
     YAML = "yaml"
 
 
-Output = Annotated[Form, typer.Option("--output", "-o", help="How to print the answer.")]
+Output = Annotated[Form, typer.Option("--output", "-o", help="The output format.")]
 
 
 def show(value: Any, form: Form, table: Callable[[], RenderableType | str]) -> None:
-    """Print an answer: as data, or as people read it."""
+    """Print a result as a table, JSON or YAML."""
     if form is Form.JSON:
         print(json.dumps(value, indent=2, default=str))
     elif form is Form.YAML:
@@ -57,7 +57,7 @@ def show(value: Any, form: Form, table: Callable[[], RenderableType | str]) -> N
 
 
 def show_line(value: Any, form: Form) -> None:
-    """One of many answers that follow each other: a line of JSON, or a document of YAML."""
+    """Print one of a sequence of results: a line of JSON, or a YAML document."""
     if form is Form.YAML:
         print(f"---\n{as_yaml(value)}", end="", flush=True)
     else:
@@ -65,7 +65,7 @@ def show_line(value: Any, form: Form) -> None:
 
 
 def as_yaml(value: Any) -> str:
-    """YAML that a job file may hold: no aliases, and keys in the order they have."""
+    """YAML in the form of a job file: no aliases, keys in their order."""
     return yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100)
 
 
@@ -75,7 +75,7 @@ class _Dumper(yaml.SafeDumper):
 
 
 def exit_code_of(error: PenstockError) -> int:
-    """What a program can tell from how a command ended."""
+    """The exit code of an error."""
     if isinstance(error, NotFound):
         return NOT_FOUND
     if isinstance(error, VersionConflict):
@@ -83,17 +83,17 @@ def exit_code_of(error: PenstockError) -> int:
     return NO_ANSWER if isinstance(error, StoreUnavailable) else FAILED
 
 
-_MEND = "restore what is named from a backup, or put the category's folder away; all others go on"
+_RESTORE = "restore the named file from a backup, or move the category's folder away; other categories work"
 
 
-def tell_unreadable(categories: Mapping[str, str]) -> None:
-    """Name the categories that a list cannot show."""
+def show_unreadable(categories: Mapping[str, str]) -> None:
+    """Print the errors of categories that cannot be read."""
     for name, why in sorted(categories.items()):
-        err.print(tables.error_text(f"category {name!r} cannot be read", why, _MEND))
+        err.print(tables.error_text(f"category {name!r} cannot be read", why, _RESTORE))
 
 
 def fail(error: PenstockError) -> None:
-    """Say what happened, why, and what to do; then end."""
+    """Print an error in three parts, and exit with its code."""
     err.print(tables.error_text(error.what, error.why, error.fix))
     sys.exit(exit_code_of(error))
 
@@ -106,13 +106,13 @@ Folder = Annotated[
 
 
 def connect(folder: Path = FOLDER, *, role: str = "admin", timeout_s: float = 10) -> Client:
-    """A client, from PENSTOCK_URL, PENSTOCK_TOKEN and PENSTOCK_CA, else from the folder, as a role."""
+    """A client: from PENSTOCK_URL, PENSTOCK_TOKEN and PENSTOCK_CA, else from the folder, as a role."""
     url, token, ca = find_access(folder, role=role)
     return Client(url, token, timeout_s=timeout_s, ca=ca)
 
 
 def find_access(folder: Path, *, role: str) -> tuple[str, str, str | None]:
-    """URL, token and certificates, as `connect` uses them."""
+    """URL, token and certificate authority, as `connect` uses them."""
     url, known_ca = os.environ.get("PENSTOCK_URL"), None
     if not url:
         url, known_ca = _endpoint(folder)
@@ -123,8 +123,8 @@ def find_access(folder: Path, *, role: str) -> tuple[str, str, str | None]:
 def _endpoint(folder: Path) -> tuple[str, str | None]:
     path = endpoint_file(folder)
     try:
-        said: Any = json.loads(path.read_text())
-        return str(said["url"]), said.get("ca")
+        endpoint: Any = json.loads(path.read_text())
+        return str(endpoint["url"]), endpoint.get("ca")
     except FileNotFoundError as error:
         raise StoreUnavailable(
             f"no control plane runs in the folder {str(folder)!r}",
@@ -133,7 +133,7 @@ def _endpoint(folder: Path) -> tuple[str, str | None]:
         ) from error
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise EnvironmentProblem(
-            f"cannot tell where the control plane of {str(folder)!r} answers",
+            f"cannot find the address of the control plane of {str(folder)!r}",
             why=f"{path} cannot be read: {error}",
             fix="start `penstock up` there again, or set PENSTOCK_URL",
         ) from error
@@ -145,7 +145,7 @@ def _token(folder: Path, role: str) -> str:
         return path.read_text(encoding="ascii").strip()
     except (OSError, ValueError) as error:
         raise EnvironmentProblem(
-            "no token to show",
+            "there is no token",
             why=f"{path} cannot be read ({error}), and PENSTOCK_TOKEN is not set",
             fix="set PENSTOCK_TOKEN, or use the folder of a `penstock up` that you started",
         ) from error

@@ -1,4 +1,4 @@
-"""`penstock plan`, `submit` and `package`: from a user's file to compiled jobs and their code."""
+"""`penstock plan`, `submit` and `package`: compile a user's file into jobs, and package its code."""
 
 from __future__ import annotations
 
@@ -20,29 +20,29 @@ from penstock.streams.compile.drawing import draw_plan
 from penstock.streams.compile.packages import Package, build_package, load_pipeline
 from penstock.streams.compile.plan import compile_pipeline
 
-Why = Annotated[str, typer.Option("--why", help="The reason, kept with the change.")]
+Why = Annotated[str, typer.Option("--why", help="The reason, stored with the change.")]
 Reset = Annotated[
     list[str] | None,
-    typer.Option("--reset-state", help="A job that starts again from empty state; repeat it for more."),
+    typer.Option("--reset-state", help="A job that restarts with empty state; repeatable."),
 ]
 PipelineFile = Annotated[
-    Path, typer.Argument(help="A Python file that makes one Pipeline, or INSERT statements in a file .sql.")
+    Path, typer.Argument(help="A Python file that makes one Pipeline, or a .sql file of INSERTs.")
 ]
 
 
 def plan(
     pipeline: PipelineFile, folder: Folder = FOLDER, reset_state: Reset = None, output: Output = Form.TABLE
 ) -> None:
-    """Draw a pipeline and its jobs, and say what submitting it would change, or why it would be refused."""
+    """Draw a pipeline and its jobs, and show what a submit would change, or why it would be refused."""
 
     with connect(folder, role="developer") as client:
         compiled, _ = compile_file(pipeline, client)
-        asked = {**compiled.to_json(), "reset_state": reset_state or [], "origin": origin_of(pipeline)}
-        planned = client.plan_submit(asked)
+        request = {**compiled.to_json(), "reset_state": reset_state or [], "origin": origin_of(pipeline)}
+        planned = client.plan_submit(request)
     if output is Form.TABLE:
         out.print(draw_plan(compiled), markup=False)
-    said = {"compiled": compiled.to_json(), **planned, "notes": list(compiled.notes)}
-    show(said, output, lambda: change_tables.changes_tables(planned))
+    result = {"compiled": compiled.to_json(), **planned, "notes": list(compiled.notes)}
+    show(result, output, lambda: change_tables.changes_tables(planned))
     check_can_run(compiled)
     check_state_kept(planned["changes"])
 
@@ -51,19 +51,17 @@ def submit(
     pipeline: PipelineFile,
     folder: Folder = FOLDER,
     why: Why = "submitted",
-    version: Annotated[
-        str, typer.Option(help="The package's version for people; its hash is its identity.")
-    ] = "",
+    version: Annotated[str, typer.Option(help="A version label; the package's identity is its hash.")] = "",
     reset_state: Reset = None,
     yes: Annotated[
         bool,
-        typer.Option("--yes", help="Stop the jobs that this file no longer has, and replace another file's."),
+        typer.Option("--yes", help="Stop jobs that the file no longer has; replace another file's."),
     ] = False,
     output: Output = Form.TABLE,
 ) -> None:
-    """Package a pipeline's code and make its jobs what runs.
+    """Package a pipeline's code and submit its jobs.
 
-    If running jobs would stop, or the pipeline came from another file before, it asks first; without a
+    If running jobs would stop, or the pipeline was submitted from another file, it asks first; without a
     terminal it refuses, unless --yes is given.
     """
 
@@ -71,8 +69,8 @@ def submit(
         compiled, package = compile_file(pipeline, client, version=version)
         check_can_run(compiled)
         client.put_package(package.hash, package.data)
-        asked = {**compiled.to_json(), "reset_state": reset_state or [], "origin": origin_of(pipeline)}
-        answer = submit_compiled(client, asked, why=why, yes=yes)
+        request = {**compiled.to_json(), "reset_state": reset_state or [], "origin": origin_of(pipeline)}
+        answer = submit_compiled(client, request, why=why, yes=yes)
     show(answer, output, lambda: change_tables.submitted_text(answer))
 
 
@@ -85,7 +83,7 @@ def compile_file(path: Path, client: Client, *, version: str = "") -> tuple[Comp
 
 
 def check_can_run(compiled: CompiledPipeline) -> None:
-    """Refuse before anything is sent what the control plane would refuse."""
+    """Refuse jobs that the control plane would refuse, before anything is sent."""
     for job in compiled.jobs:
         refusal = cannot_run(job.name, job.to_json())
         if refusal is not None:
@@ -93,22 +91,22 @@ def check_can_run(compiled: CompiledPipeline) -> None:
 
 
 def origin_of(path: Path) -> str:
-    """Which file a pipeline comes from, by its name and its folder's: the same in every checkout."""
+    """The pipeline's file as folder/file name, which is the same in every checkout."""
     file = path.resolve()
     return f"{file.parent.name}/{file.name}"
 
 
 def check_state_kept(changes: Sequence[Mapping[str, Any]]) -> None:
-    """Refuse a plan whose submit or apply the control plane would refuse, because of its state."""
+    """Refuse a plan whose submit or apply would be refused because of the jobs' state."""
     conflicts = {str(change["job"]): str(change["conflict"]) for change in changes if change["conflict"]}
     if conflicts:
         raise state_refusal(conflicts)
 
 
 def submit_compiled(client: Client, compiled: Mapping[str, Any], *, why: str, yes: bool) -> dict[str, Any]:
-    """Submit, and agree to what it would stop or replace: because of `yes`, or of an answer at a terminal.
+    """Submit; consent to what it would stop or replace is given by `yes`, or by an answer at the terminal.
 
-    What was agreed to is named in the request: if there is more by then, the control plane refuses again.
+    The request lists what was consented to; if there is more by then, the control plane refuses again.
     """
     stops: Sequence[str] = ()
     replaces = ""
@@ -122,7 +120,7 @@ def submit_compiled(client: Client, compiled: Mapping[str, Any], *, why: str, ye
 
 
 def _agrees(error: NeedsConsent) -> bool:
-    """Ask, if there is somebody to ask."""
+    """Ask for consent, if there is a terminal."""
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         return False
     typer.echo(f"{error.what.removesuffix('; nothing was changed')}: {error.why}.", err=True)
@@ -130,17 +128,17 @@ def _agrees(error: NeedsConsent) -> bool:
 
 
 def package(
-    file: Annotated[Path, typer.Argument(help="The file that a job enters by.")],
+    file: Annotated[Path, typer.Argument(help="The job's entry file.")],
     include: Annotated[
-        list[Path] | None, typer.Option("--include", help="A file or folder that it imports; repeat it.")
+        list[Path] | None, typer.Option("--include", help="A file or folder that it imports; repeatable.")
     ] = None,
-    version: Annotated[str, typer.Option(help="For people; its hash is its identity.")] = "",
+    version: Annotated[str, typer.Option(help="A version label; the identity is the hash.")] = "",
     folder: Folder = FOLDER,
     output: Output = Form.TABLE,
 ) -> None:
-    """Package code, keep it with the control plane, and say how a job names it."""
+    """Package code, upload it, and print its reference for a job file."""
     built = build_package(file, include or ())
     with connect(folder, role="developer", timeout_s=60) as client:
         client.put_package(built.hash, built.data)
-    said = built.ref(version).model_dump()
-    show(said, output, lambda: as_yaml({"package": said}))
+    reference = built.ref(version).model_dump()
+    show(reference, output, lambda: as_yaml({"package": reference}))

@@ -1,4 +1,4 @@
-"""`penstock doctor`, `explain`, `job manage` and `job readmit`: what policies find and do, and why."""
+"""`penstock doctor`, `explain`, `job manage` and `job readmit`: findings and decisions of policies."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rich.text import Text
 from penstock.cli.output import FOLDER, Folder, Form, Output, connect, show
 from penstock.cli.tables import text, when
 
-TIMEOUT_S = 100  # a policy of a user's own may have to start first
+TIMEOUT_S = 100  # a user's policy process may have to start first
 _COLOURS = {
     **dict.fromkeys(("applied", "done", "would be done", "kept"), "green"),
     **dict.fromkeys(("held", "advised", "alert", "undone", "useless"), "yellow"),
@@ -23,14 +23,14 @@ JobName = Annotated[str, typer.Argument(help="The job.")]
 
 def manage(
     name: JobName,
-    policy: Annotated[str, typer.Option("--policy", "-p", help="Only this one; none: all.")] = "",
+    policy: Annotated[str, typer.Option("--policy", "-p", help="Only this one; default: all.")] = "",
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say what would be done, and do nothing.")
+        bool, typer.Option("--dry-run", help="Show what would be done; change nothing.")
     ] = False,
     folder: Folder = FOLDER,
     output: Output = Form.TABLE,
 ) -> None:
-    """Let policies look at a job now: what each says, what is done, and why not more."""
+    """Evaluate a job's policies now: each answer, the change made, and changes refused."""
     with connect(folder, role="oncall", timeout_s=TIMEOUT_S) as client:
         found = client.manage_job(name, policy=policy or None, dry_run=dry_run)
     show(found, output, lambda: managed_text(found))
@@ -38,26 +38,26 @@ def manage(
 
 def readmit(
     name: JobName,
-    why: Annotated[str, typer.Option("--why", help="The reason, kept with the change.")],
+    why: Annotated[str, typer.Option("--why", help="The reason, stored with the change.")],
     folder: Folder = FOLDER,
     output: Output = Form.TABLE,
 ) -> None:
-    """End what keeps a job away from containers: it may be anywhere again."""
+    """End all exclusions of a job from containers."""
     with connect(folder, role="oncall") as client:
         found = client.readmit_job(name, why=why)
-    show(found, output, lambda: text(f"{found['lifted']} exclusions of {name} are over"))
+    show(found, output, lambda: text(f"{found['lifted']} exclusions of {name} ended"))
 
 
 def explain(
     job: JobName,
-    limit: Annotated[int, typer.Option("--limit", "-n", help="The newest so many.", min=1, max=1000)] = 20,
+    limit: Annotated[int, typer.Option("--limit", "-n", help="The newest N.", min=1, max=1000)] = 20,
     before: Annotated[
-        int | None, typer.Option("--before", help="Only those before this id: the next page.", min=1)
+        int | None, typer.Option("--before", help="Only decisions before this id: the next page.", min=1)
     ] = None,
     folder: Folder = FOLDER,
     output: Output = Form.TABLE,
 ) -> None:
-    """What was decided about a job and why, newest first; also why nothing was done."""
+    """Decisions about a job with reasons, newest first; also why nothing was done."""
     with connect(folder, role="reader") as client:
         found = client.decisions(job, before=before, limit=limit)
     show(found, output, lambda: decisions_text(found))
@@ -67,7 +67,7 @@ def managed_text(found: Mapping[str, Any]) -> RenderableType:
     """The change, then a paragraph for each policy, then the alerts."""
     change, parts = found["change"], list[RenderableType]()
     if change is None:
-        parts.append(text("nothing is changed", "bold"))
+        parts.append(text("nothing was changed", "bold"))
     else:
         head = text(change["outcome"], _COLOURS.get(change["outcome"], ""))
         parts.append(head.append("  ").append_text(text(f"{change['policy']}: {change['what']}", "bold")))
@@ -100,9 +100,9 @@ def decisions_text(found: Mapping[str, Any]) -> RenderableType:
         if shown:
             parts.append(_line("with", shown, "dim"))
     if not parts:
-        parts.append(text(f"nothing was decided about {found['job']} yet"))
+        parts.append(text(f"no decisions about {found['job']} yet"))
     if found["next"] is not None:
-        parts.append(text(f"older ones: --before {found['next']}", "dim"))
+        parts.append(text(f"next page: --before {found['next']}", "dim"))
     return Group(*parts)
 
 
@@ -132,7 +132,7 @@ def doctor(
     folder: Folder = FOLDER,
     output: Output = Form.TABLE,
 ) -> None:
-    """What is wrong with a job, why, how sure that is, and what to do; and what was ruled out."""
+    """Diagnose a job: findings with cause, confidence and commands; causes that were ruled out."""
     with connect(folder, role="reader") as client:
         found = client.doctor(job)
     show(found, output, lambda: doctor_text(found))
@@ -155,8 +155,8 @@ def doctor_text(found: Mapping[str, Any]) -> RenderableType:
                 parts.append(Text("           ").append_text(text(advice["command"], "cyan", limit=500)))
         parts.append(Text(""))
     if not found["findings"]:
-        parts.append(text(f"nothing is wrong with {found['job']} that shows"))
-    parts.append(text(f"well: {', '.join(found['ruled_out']) or 'nothing'}", "dim", limit=1000))
+        parts.append(text(f"no problem found in {found['job']}"))
+    parts.append(text(f"ruled out: {', '.join(found['ruled_out']) or 'nothing'}", "dim", limit=1000))
     for item in found["not_known"]:
-        parts.append(text(f"not known: {item['rule']}: {item['why']}", "dim", limit=300))
+        parts.append(text(f"unknown: {item['rule']}: {item['why']}", "dim", limit=300))
     return Group(*parts)

@@ -1,7 +1,4 @@
-"""`penstock run --local` and `penstock backfill`: a pipeline over files or a bus, without a control plane.
-
-Also what both read: files per category, descriptions of categories, times.
-"""
+"""`penstock run --local` and `penstock backfill`: a pipeline over files or a bus, without a control plane."""
 
 from __future__ import annotations
 
@@ -41,11 +38,11 @@ Inputs = Annotated[
     list[str] | None,
     typer.Option(
         "--input",
-        help="category=file (.ndjson, .jsonl, .parquet) or category=table:name; repeat it for more.",
+        help="category=file (.ndjson, .jsonl, .parquet) or category=table:name; repeatable.",
     ),
 ]
 Specs = Annotated[
-    list[Path] | None, typer.Option("--category", help="A JSON file that describes a category; repeat it.")
+    list[Path] | None, typer.Option("--category", help="A JSON file that describes a category; repeatable.")
 ]
 LineForm = Annotated[Lines, typer.Option(help="What a line of an input is: a value, or a whole record.")]
 Cores = Annotated[int, typer.Option(help="Spark threads.", min=1)]
@@ -65,17 +62,17 @@ def backfill(
     cores: Cores = 2,
     output: Output = Form.TABLE,
 ) -> None:
-    """Run a pipeline over files, or over what its categories hold, as one Spark batch."""
-    require_spark()  # before what imports it
+    """Run a pipeline over files, or over the records of its categories, as one Spark batch."""
+    require_spark()  # before modules that import it
     from penstock.streams.spark.backfill import FORMATS, BatchJob, Code, Span, run_batch
 
     if format_ not in FORMATS:
-        raise ConfigError(f"no such format: {format_!r}", why=f"known: {', '.join(FORMATS)}", fix="use one")
+        raise ConfigError(
+            f"no such format: {format_!r}", why=f"the formats are {', '.join(FORMATS)}", fix="use one"
+        )
     from_ms, to_ms = read_time(start), read_time(end)
     if from_ms is not None and to_ms is not None and from_ms >= to_ms:
-        raise ConfigError(
-            "there is no time between --from and --to", why=f"{start} is not before {end}", fix="swap them"
-        )
+        raise ConfigError("--from must be before --to", why=f"{start} is not before {end}", fix="swap them")
     files = read_inputs(inputs or ())
     place, known = _known(folder, bus, specs or [])
     found = load_pipeline(pipeline)
@@ -86,8 +83,8 @@ def backfill(
     for category in reads:
         if category.birth == "" and category.spec.name not in files:
             raise ConfigError(
-                f"there is nothing to read for {category.spec.name!r}",
-                why="it is only described: no bus has it, and no file was given",
+                f"there are no records of {category.spec.name!r}",
+                why="the category is described with --category only: no bus has it, and no file was given",
                 fix=f"give --input {category.spec.name}=FILE",
             )
     for note in compiled.notes:
@@ -107,7 +104,7 @@ def backfill(
         )
         counts = run_batch(job, scratch=Path(scratch) / "spark", cores=cores)
     dead = {name: count for name, count in counts.items() if name in _dead_letters(compiled)}
-    said = {
+    result = {
         "folder": str(target),
         "rows": counts,
         "dead_letters": sum(dead.values()),
@@ -116,16 +113,16 @@ def backfill(
     }
     lines = [f"{count:>12,} rows in {target / name}" for name, count in counts.items()]
     lines.append(f"{sum(dead.values()):,} dead letters; no record is late or waiting in a backfill")
-    show(said, output, lambda: "\n".join(lines))
+    show(result, output, lambda: "\n".join(lines))
 
 
 def _dead_letters(compiled: CompiledPipeline) -> set[str]:
-    """The categories of what could not be worked on."""
+    """The categories of dead letters."""
     return {output.category for job in compiled.jobs for output in job.outputs if is_dead(output.stream)}
 
 
 def _known(folder: Path, bus: str, specs: list[Path]) -> tuple[str, list[Category]]:
-    """Described categories first, then those of the bus, if there is one."""
+    """The place of the bus, and the known categories: described ones first, then those of the bus."""
     described = [Category(spec=spec, birth="") for spec in read_specs(specs)]
     try:
         place = find_place(folder, bus)
@@ -137,7 +134,7 @@ def _known(folder: Path, bus: str, specs: list[Path]) -> tuple[str, list[Categor
     return place, described + [item for item in open_log(place).categories() if item.spec.name not in names]
 
 
-LOOK_S = 0.25
+CHECK_S = 0.25
 STOP_S = 15
 
 
@@ -148,39 +145,41 @@ def run(
     specs: Specs = None,
     form: LineForm = Lines.VALUE,
     folder: Annotated[
-        Path | None, typer.Option("--folder", help="Keep everything here; none: in a folder that goes away.")
+        Path | None, typer.Option("--folder", help="Where everything is stored; default: a temporary folder.")
     ] = None,
     bus: Annotated[
-        str, typer.Option("--bus", help="Streams are here, e.g. kafka://host:port/prefix; none: the folder.")
+        str, typer.Option("--bus", help="The bus, e.g. kafka://host:port/prefix; default: in the folder.")
     ] = "",
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on when all files are read.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Do not print what the sinks get.")] = False,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Continue after all files are read.")
+    ] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Do not print the output records.")] = False,
     cores: Cores = 2,
 ) -> None:
-    """Run a pipeline here and now; what its sinks get is printed as lines of JSON."""
+    """Run a pipeline in this process; its output records are printed as lines of JSON."""
     if not local:
         raise ConfigError(
-            "where should it run?",
-            why="`penstock run` runs a pipeline in this process, and wants that said",
-            fix="add --local; `penstock submit` runs it on a control plane",
+            "`penstock run` needs --local",
+            why="it runs the pipeline in this process, not on a control plane",
+            fix="add --local, or use `penstock submit` to run it on a control plane",
         )
     if bus and folder is None:
         raise ConfigError(
-            "a run on a bus that stays needs a folder that stays",
-            why="how far it is lies in the folder: without it the next run would publish everything again",
-            fix="name one with --folder, or leave --bus out",
+            "--bus needs --folder",
+            why="the offsets are stored in the folder; without it the next run would publish all again",
+            fix="name a folder with --folder, or omit --bus",
         )
     require_spark()
     structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
     files = read_inputs(inputs or ())
     with contextlib.ExitStack() as open_things:
-        kept = folder or Path(open_things.enter_context(tempfile.TemporaryDirectory(prefix="penstock-")))
-        open_things.enter_context(folder_lock(kept.absolute(), "a pipeline"))
+        root = folder or Path(open_things.enter_context(tempfile.TemporaryDirectory(prefix="penstock-")))
+        open_things.enter_context(folder_lock(root.absolute(), "a pipeline"))
         stop = stop_on_signals()
-        settled = settle_bus(kept.absolute(), bus) if bus else None
-        place = kept_bus(kept) if settled is None else settled.place
+        settled = settle_bus(root.absolute(), bus) if bus else None
+        place = kept_bus(root) if settled is None else settled.place
         work = LocalRun(
-            LocalFolder(folder=kept.absolute(), bus_place=place), SystemClock(), is_kept=folder is not None
+            LocalFolder(folder=root.absolute(), bus_place=place), SystemClock(), is_kept=folder is not None
         )
         work.create(read_specs(specs or ()))
         compiled = work.compile(pipeline)
@@ -192,18 +191,18 @@ def run(
         for category, paths in files.items():
             count = work.publish(category, paths, form, close=not follow)
             err.print(f"{category}: {count:,} new records", markup=False)
-        with _session(kept.absolute(), cores) as spark:
+        with _session(root.absolute(), cores) as spark:
             if not stop.is_set():
                 counts = _until_done(work, spark, stop, follow=follow or not files, quiet=quiet)
                 for category, count in sorted(counts.items()):
                     err.print(f"{category}: {count:,} records", markup=False)
-                _tell(work, is_kept=folder is not None)
+                _summarize(work, is_kept=folder is not None)
 
 
 def _until_done(work: LocalRun, spark: Any, stop: Any, *, follow: bool, quiet: bool) -> dict[str, int]:
     counts: dict[str, int] = {}
 
-    def say() -> None:
+    def print_new() -> None:
         for category, line in work.new_records():
             counts[category] = counts.get(category, 0) + 1
             if not quiet:
@@ -213,9 +212,9 @@ def _until_done(work: LocalRun, spark: Any, stop: Any, *, follow: bool, quiet: b
     work.start(spark)
     with err.status("starting …") as status:
         try:
-            while not stop.wait(LOOK_S):
+            while not stop.wait(CHECK_S):
                 runs = work.poll()
-                say()
+                print_new()
                 lag = sum(run.metrics.get("lag_records", 0) for run in runs)
                 rate = sum(run.metrics.get("processed_rate", 0) for run in runs)
                 status.update(
@@ -226,12 +225,12 @@ def _until_done(work: LocalRun, spark: Any, stop: Any, *, follow: bool, quiet: b
         finally:
             _end(work)
     with contextlib.suppress(PenstockError):
-        say()
+        print_new()
     return counts
 
 
-def _tell(work: LocalRun, *, is_kept: bool) -> None:
-    """What each job did, what it lost on the way, and what has yet to come."""
+def _summarize(work: LocalRun, *, is_kept: bool) -> None:
+    """Print each job's counts, lost records, and records that still wait."""
     jobs = work.summary()
     for job in jobs:
         err.print(job.line, markup=False)
@@ -250,7 +249,7 @@ def _end(work: LocalRun) -> None:
 def _session(folder: Path, cores: int) -> Iterator[Any]:
     from penstock.streams.spark.session import build_session, end_session
 
-    # Spark takes Ctrl-C for itself, and would end in the middle of a batch.
+    # Spark installs its own handler of SIGINT, which would stop it in the middle of a batch.
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     with err.status("starting Spark …"):
         spark = build_session("penstock run", cores, folder / "scratch")
@@ -263,35 +262,37 @@ def _session(folder: Path, cores: int) -> Iterator[Any]:
 
 
 def read_specs(paths: Iterable[Path]) -> list[CategorySpec]:
-    """Categories from JSON files: one description each, or a list of them."""
+    """Category specs from JSON files; a file has one spec or a list of them."""
     found = []
     for path in paths:
         try:
-            said: Any = json.loads(path.read_text(encoding="utf-8"))
+            content: Any = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError, RecursionError) as error:
             raise ConfigError(
-                f"{path} describes no category",
+                f"{path} is not a description of a category",
                 why=str(error),
                 fix="give a JSON file with name, partitions, columns",
             ) from error
-        for item in said if isinstance(said, list) else [said]:
+        for item in content if isinstance(content, list) else [content]:
             if not isinstance(item, Mapping):
                 raise ConfigError(
-                    f"{path} describes no category", why="it is no JSON object", fix="see `--category`"
+                    f"{path} is not a description of a category",
+                    why="it has an item that is not a JSON object",
+                    fix="give objects with name, partitions, columns",
                 )
             found.append(category_from_json({"format": "json", "watermark": "event_time", **item}))
     return found
 
 
 def read_inputs(given: Iterable[str]) -> dict[str, list[str]]:
-    """`category=file`, as often as there are files; or `category=table:name`."""
+    """Parse `category=file` or `category=table:name`, by category."""
     found: dict[str, list[str]] = {}
     for text in given:
         category, equals, path = text.partition("=")
         if not (category and equals and path):
             raise ConfigError(
                 f"not an input: {text!r}",
-                why="it is category=file, or category=table:name",
+                why="it must be category=file or category=table:name",
                 fix="e.g. --input queries=queries.ndjson",
             )
         if path.startswith(TABLE):
@@ -306,7 +307,7 @@ def read_inputs(given: Iterable[str]) -> dict[str, list[str]]:
 
 
 def read_time(text: str) -> Millis | None:
-    """Milliseconds since 1970, or a date or time as ISO 8601 has it (UTC unless it says otherwise)."""
+    """Parse milliseconds since 1970, or an ISO 8601 date or time (default: UTC)."""
     if not text:
         return None
     if text.removeprefix("-").isdigit():
@@ -334,7 +335,7 @@ def categories_read(compiled: CompiledPipeline, known: Sequence[Category]) -> li
 
 
 def check_inputs(inputs: Mapping[str, Sequence[str]], read: Sequence[Category]) -> None:
-    """Files for a category that the pipeline does not read are a slip."""
+    """Refuse files for a category that the pipeline does not read."""
     for name in inputs:
         if name not in {category.spec.name for category in read}:
             error = no_category(name, [category.spec.name for category in read])

@@ -1,4 +1,4 @@
-"""`penstock state`: what jobs keep per key, and their timers, while they run."""
+"""`penstock state`: state and timers of jobs, also while they run."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from penstock.cli.tables import low, new_table, number, text
 from penstock.client.client import Client
 from penstock.core.errors import ConfigError, EnvironmentProblem
 
-app = typer.Typer(name="state", help="What jobs keep per key, and their timers.", no_args_is_help=True)
+app = typer.Typer(name="state", help="State of jobs per key, and their timers.", no_args_is_help=True)
 
 LINES = (".jsonl", ".ndjson")
 FILES = (*LINES, ".parquet")
@@ -36,19 +36,19 @@ SCHEMA = pa.schema(
     ]
 )
 
-Job = Annotated[str, typer.Argument(help="A job that keeps state.")]
-After = Annotated[str, typer.Option("--after", help="The `next` of an earlier page.")]
-Limit = Annotated[int, typer.Option("--limit", "-n", help="At most so many.", min=1, max=1000)]
+Job = Annotated[str, typer.Argument(help="A stateful job.")]
+After = Annotated[str, typer.Option("--after", help="The `next` of the previous page.")]
+Limit = Annotated[int, typer.Option("--limit", "-n", help="At most N.", min=1, max=1000)]
 
 
 @app.command(epilog=EXIT_CODES)
 def get(
     job: Job,
-    key: Annotated[str, typer.Argument(help="A key; of several columns: a JSON list of them.")],
+    key: Annotated[str, typer.Argument(help="A key; several columns as a JSON list.")],
     folder: Folder = FOLDER,
     output: Output = Form.TABLE,
 ) -> None:
-    """What a job keeps for one key, and its timers."""
+    """State and timers of one key."""
     with connect(folder, role="oncall") as client:
         found = client.state(job, key)
     show(found, output, lambda: key_tables(found))
@@ -57,13 +57,13 @@ def get(
 @app.command(epilog=EXIT_CODES)
 def scan(
     job: Job,
-    prefix: Annotated[str, typer.Option("--prefix", help="Only keys that begin so.")] = "",
+    prefix: Annotated[str, typer.Option("--prefix", help="Only keys with this prefix.")] = "",
     after: After = "",
     limit: Limit = 100,
     folder: Folder = FOLDER,
     output: Output = Form.TABLE,
 ) -> None:
-    """What a job keeps, by interval and key, a page at a time."""
+    """State of a job by interval and key, a page at a time."""
     with connect(folder, role="oncall", timeout_s=60) as client:
         found = client.states(job, prefix=prefix, after=after, limit=limit)
     show(found, output, lambda: paged(states_table(found["states"]), found))
@@ -78,7 +78,7 @@ def timers(
     folder: Folder = FOLDER,
     output: Output = Form.TABLE,
 ) -> None:
-    """A job's pending timers, by interval, key and tag, a page at a time."""
+    """Pending timers of a job by interval, key and tag, a page at a time."""
     with connect(folder, role="oncall", timeout_s=60) as client:
         found = client.timers(job, key=key, after=after, limit=limit)
     show(found, output, lambda: paged(timers_table(found["timers"]), found))
@@ -91,50 +91,52 @@ def export(
     folder: Folder = FOLDER,
     output: Output = Form.TABLE,
 ) -> None:
-    """Write all that a job keeps to a file: whole, or not there."""
+    """Write all state of a job to a file, which appears only when it is complete."""
     check_file(file)
     with connect(folder, role="oncall", timeout_s=60) as client:
-        client.states(job, limit=1)  # says what is wrong, if something is
+        client.states(job, limit=1)  # fails early if the state cannot be read
         partitions = int(client.job(job)["running"]["config"]["partitions"])
         count = write_whole(file, every_state(client, job, partitions))
-    said = {"job": job, "file": str(file), "states": count, "partitions": partitions}
-    show(said, output, lambda: text(f"{number(count)} states of {job} are in {file}", limit=1000))
+    result = {"job": job, "file": str(file), "states": count, "partitions": partitions}
+    show(result, output, lambda: text(f"{number(count)} states of {job} are in {file}", limit=1000))
 
 
 def every_state(client: Client, job: str, partitions: int) -> Iterator[dict[str, Any]]:
-    """All states, interval by interval, each interval at one version; stderr says how far it is."""
+    """All state, interval by interval, each at one version; prints progress to stderr."""
     for partition in range(partitions):
         err.print(f"partition {partition + 1} of {partitions}", style="dim")
         yield from client.export_states(job, partition)
 
 
 def check_file(file: Path) -> None:
-    """ConfigError unless it can be a new file of a known form."""
+    """ConfigError unless it can be a new file of a known format."""
     if file.suffix not in FILES:
         raise ConfigError(
             f"cannot write {file}",
-            why=f"its ending says no known form: {file.suffix or 'none'}",
-            fix=f"end it in one of {', '.join(FILES)}",
+            why=f"its extension is not a known format: {file.suffix or 'none'}",
+            fix=f"use one of {', '.join(FILES)}",
         )
     if file.exists() or file.is_symlink():
         raise ConfigError(
-            f"{file} is there already", why="nothing is overwritten", fix="name another file, or remove it"
+            f"{file} exists already",
+            why="existing files are not overwritten",
+            fix="name another, or remove it",
         )
     if not file.absolute().parent.is_dir():
         raise ConfigError(
-            f"cannot write {file}", why=f"there is no folder {file.parent}", fix="make it, or name another"
+            f"cannot write {file}", why=f"there is no folder {file.parent}", fix="create it, or name another"
         )
 
 
 def write_whole(file: Path, lines: Iterable[Mapping[str, Any]]) -> int:
-    """Write beside it, then take the name: nobody sees half of it. Returns how many."""
+    """Write a temporary file beside it, then link it under its name. Returns the number of lines."""
     part = file.with_name(f".{file.name}.part-{os.getpid()}")
     try:
         count = _write_parquet(part, lines) if file.suffix == ".parquet" else _write_lines(part, lines)
-        os.link(part, file)  # fails if somebody was faster; a rename would replace theirs
+        os.link(part, file)  # fails if the file exists; a rename would replace it
     except OSError as error:
         raise EnvironmentProblem(
-            f"cannot write {file}", why=str(error), fix="name a place that can be written and has room"
+            f"cannot write {file}", why=str(error), fix="name a writable place with enough space"
         ) from error
     finally:
         part.unlink(missing_ok=True)
@@ -162,7 +164,7 @@ def _write_parquet(path: Path, lines: Iterable[Mapping[str, Any]]) -> int:
 
 
 def key_tables(found: Mapping[str, Any]) -> RenderableType:
-    """One key, whole."""
+    """State and timers of one key."""
     where = f"partition {found['partition']}, version {found['version']}"
     parts: list[RenderableType] = [text(f"{found['key']} ({where})", "bold", limit=1000)]
     for item in found["states"]:
@@ -209,7 +211,7 @@ def timers_table(timers: Iterable[Mapping[str, Any]]) -> Table:
 
 
 def paged(table: Table, found: Mapping[str, Any]) -> RenderableType:
-    """A page, and how to get the next one."""
+    """A page, and the option for the next one."""
     if found["next"] is None:
         return table
-    return Group(table, text(f"there are more: --after '{found['next']}'", limit=30_000))
+    return Group(table, text(f"next page: --after '{found['next']}'", limit=30_000))

@@ -1,4 +1,4 @@
-"""`penstock status`, `journal`, `logs` and `dashboard`: what runs, what was decided, what was printed."""
+"""`penstock status`, `journal`, `logs`, `dashboard` and `watermark`."""
 
 from __future__ import annotations
 
@@ -13,35 +13,35 @@ from rich.table import Table
 from penstock.cli import tables
 from penstock.cli.output import FOLDER, Folder, Form, Output, connect, find_access, out, show
 from penstock.cli.tables import low, new_table, number, span, text
-from penstock.cli.watching import News, until_ctrl_c, watch
+from penstock.cli.watching import ChangeWait, until_ctrl_c, watch
 from penstock.client.client import Client
 
 
 def status(
     folder: Folder = FOLDER,
-    look_again: Annotated[
+    is_watching: Annotated[
         bool,
-        typer.Option("--watch", "-w", help="Show it again every second and with each change, until Ctrl-C."),
+        typer.Option("--watch", "-w", help="Refresh every second and after each change, until Ctrl-C."),
     ] = False,
     output: Output = Form.TABLE,
 ) -> None:
     """Jobs, their tasks and lag, and containers."""
     with connect(folder, role="reader") as client:
-        if look_again:
+        if is_watching:
             with until_ctrl_c():
-                watch(client.status, tables.status_tables, News(client).wait, form=output)
+                watch(client.status, tables.status_tables, ChangeWait(client).wait, form=output)
             return
         found = client.status()
     show(found, output, lambda: tables.status_tables(found))
 
 
 def journal(
-    subject: Annotated[str, typer.Argument(help="A job, container or category; none: everything.")] = "",
+    subject: Annotated[str, typer.Argument(help="A job, container or category; default: all.")] = "",
     folder: Folder = FOLDER,
-    limit: Annotated[int, typer.Option("--limit", "-n", help="The newest so many.", min=1, max=1000)] = 50,
+    limit: Annotated[int, typer.Option("--limit", "-n", help="The newest N.", min=1, max=1000)] = 50,
     output: Output = Form.TABLE,
 ) -> None:
-    """What was decided, by whom, and why."""
+    """Decisions with actor and reason, oldest first."""
     with connect(folder, role="reader") as client:
         entries = client.journal(subject=subject or None, limit=limit)
     show(entries, output, lambda: tables.journal_table(entries))
@@ -50,7 +50,7 @@ def journal(
 def logs(
     container: Annotated[str, typer.Argument(help="A container, e.g. c1.")],
     folder: Folder = FOLDER,
-    lines: Annotated[int, typer.Option("--lines", "-n", help="The last so many.", min=1, max=10_000)] = 100,
+    lines: Annotated[int, typer.Option("--lines", "-n", help="The last N.", min=1, max=10_000)] = 100,
     output: Output = Form.TABLE,
 ) -> None:
     """The end of a container's log."""
@@ -63,51 +63,51 @@ def logs(
 
 
 def dashboard(
-    job: Annotated[str, typer.Argument(help="The job whose page it is; none: all jobs.")] = "",
+    job: Annotated[str, typer.Argument(help="The job whose page is shown; default: all jobs.")] = "",
     folder: Folder = FOLDER,
     output: Output = Form.TABLE,
 ) -> None:
-    """Print the dashboard's address, with a token that may read and nothing else; whoever has it can look."""
+    """Print the dashboard's address with a read-only token; everybody who has the address can read."""
     url, token, ca = find_access(folder, role="reader")
     with Client(url, token, ca=ca) as client:
-        # Said here, not in a browser: what is wrong with address, token or name.
+        # Checked here, so that a wrong address, token or name fails in the terminal, not in the browser.
         if job:
             client.job(job)
         else:
             client.jobs_page(limit=1)
-    # Behind the #: a browser keeps that part to itself.
+    # In the fragment, which browsers do not send to the server.
     page = f"&job={quote(job, safe='')}" if job else ""
     address = f"{url.rstrip('/')}/#token={quote(token, safe='')}{page}"
     if output is Form.TABLE:
-        out.print(address, markup=False, highlight=False, soft_wrap=True)  # whole, to be copied
+        out.print(address, markup=False, highlight=False, soft_wrap=True)  # one line, to be copied
     else:
         show({"url": address}, output, lambda: address)
 
 
 def watermark(
     subject: Annotated[
-        str, typer.Argument(help="A category, job or pipeline; none: all that nobody reads.")
+        str, typer.Argument(help="A category, job or pipeline; default: all final outputs.")
     ] = "",
     folder: Folder = FOLDER,
     percent: Annotated[
-        int | None, typer.Option(help="Also the low that so many per cent have reached.", min=1, max=100)
+        int | None, typer.Option(help="Also the low that so many percent have reached.", min=1, max=100)
     ] = None,
     output: Output = Form.TABLE,
 ) -> None:
-    """Low watermarks of what runs, from its sources on, and who holds them back."""
+    """Low watermarks from the sources on, and what holds them back."""
     with connect(folder, role="reader") as client:
         found = client.watermarks(subject or None, percent=percent)
     show(found, output, lambda: watermark_tables(found))
 
 
 def watermark_tables(found: Mapping[str, Any]) -> RenderableType:
-    """Categories and who writes them, intervals, and one line each on who holds what back."""
+    """Categories with their producers, intervals, and a line for each watermark that is held back."""
     parts: list[RenderableType] = [_categories(found)]
     if found["intervals"]:
         parts.append(_intervals(found))
     parts += [text(f"{item['category']}: {item['text']}", limit=1000) for item in found["held_back"]]
     if not found["held_back"]:
-        parts.append(text("no job writes anything that has a watermark"))
+        parts.append(text("no job has an output with a watermark"))
     return Group(*parts)
 
 
@@ -128,7 +128,7 @@ def _categories(found: Mapping[str, Any]) -> Table:
 
 def _intervals(found: Mapping[str, Any]) -> Table:
     table = new_table("intervals")
-    for name in ("interval", "input low", "output low", "oldest unsent", "to read", "trouble"):
+    for name in ("interval", "input low", "output low", "oldest unsent", "to read", "problem"):
         table.add_column(name, overflow="fold")
     for item in found["intervals"]:
         unsent = "–" if item["outbox"] is None else low(item["outbox"])

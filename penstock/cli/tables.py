@@ -1,6 +1,6 @@
 """Tables of jobs, containers, layers and decisions, and their cells. Pure: JSON in, Rich out.
 
-Everything that came from somebody goes through `text`: no markup, no control characters, not too long.
+All text from outside goes through `text`, which removes markup and control characters and limits the length.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from penstock.jobs.tasks import PARTITION_TASKS, ignored_mapping_reason
 
 
 def status_tables(status: Mapping[str, Any], problem: str = "") -> RenderableType:
-    """Jobs above, containers below; `problem`: why this is not the newest."""
+    """Jobs, then containers; `problem`: why the data are not current."""
     jobs = status["jobs"]
     parts: list[RenderableType] = [jobs_table(jobs)]
     if any(job.get("counts") for job in jobs):
@@ -30,21 +30,21 @@ def status_tables(status: Mapping[str, Any], problem: str = "") -> RenderableTyp
     parts.append(containers_table(status["containers"], status["now_ms"]))
     for row in status["containers"]:
         if row.get("error"):
-            said = " ".join(row["error"].split())
-            parts.append(text(f"{row['name']} cannot start: {said}", "red", 1000))
+            error = " ".join(row["error"].split())
+            parts.append(text(f"{row['name']} cannot start: {error}", "red", 1000))
     if status.get("advice_only"):
         parts.append(
-            text("advice only: scaler and policies say what they would do, and do nothing", "yellow")
+            text("advice only: scaler and policies report what they would do, but change nothing", "yellow")
         )
     if problem:
-        parts.append(text(f"{problem}; this is what was seen last", "bold red"))
+        parts.append(text(f"{problem}; showing the last known state", "bold red"))
     return Group(*parts)
 
 
 def jobs_table(jobs: Sequence[Mapping[str, Any]]) -> Table:
-    """One line per job: what it does and how it fares."""
+    """One line per job: state, tasks, load, package."""
     table = new_table("jobs")
-    # A long name gives way; a number that is cut is a wrong number.
+    # Long names are truncated, numbers never.
     table.add_column("job", overflow="ellipsis", min_width=16)
     table.add_column("state", no_wrap=True, min_width=11)
     table.add_column("tasks", no_wrap=True, min_width=8)
@@ -55,7 +55,7 @@ def jobs_table(jobs: Sequence[Mapping[str, Any]]) -> Table:
         load = job.get("load") or {}
         table.add_row(
             text(job["name"], limit=40),
-            # The step of a change is among the remarks.
+            # The step of a change is in the remarks.
             state_text(job["state"].partition(" ")[0]),
             task_text(job),
             number(load.get("input_rate")),
@@ -70,7 +70,7 @@ def jobs_table(jobs: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def counts_table(jobs: Sequence[Mapping[str, Any]]) -> Table:
-    """One line per job whose tasks report: its records since its state began, and what became of them."""
+    """One line per job whose tasks report: its record counts since its state was created."""
     table = new_table("records")
     table.add_column("job", overflow="ellipsis", min_width=16)
     for name in ("read", "late", "dropped", "dead letters", "waiting"):
@@ -89,7 +89,7 @@ def counts_table(jobs: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def remarks_table(jobs: Sequence[Mapping[str, Any]]) -> Table:
-    """What there is to say about each job: what is wrong with it, or what the scaler last thought."""
+    """Remarks on jobs: a problem, the step of a change, or the scaler's last reason."""
     table = new_table("remarks")
     table.add_column("job", no_wrap=True, max_width=30)
     table.add_column("from", no_wrap=True)
@@ -110,7 +110,7 @@ def containers_table(containers: Sequence[Mapping[str, Any]], now_ms: int) -> Ta
     table = new_table("containers")
     for name in ("container", "state"):
         table.add_column(name, no_wrap=True)
-    for name in ("shards", "tasks", "last beat", "engine pid"):
+    for name in ("shards", "tasks", "last heartbeat", "engine pid"):
         table.add_column(name, justify="right", no_wrap=True)
     for row in containers:
         state = "starting" if row["state"] == "live" and not row["ready"] else row["state"]
@@ -128,13 +128,13 @@ def containers_table(containers: Sequence[Mapping[str, Any]], now_ms: int) -> Ta
 
 
 def job_tables(job: Mapping[str, Any]) -> RenderableType:
-    """One job: every field with the layer that decided it, who wrote the layers, its tasks."""
+    """One job: every field with the layer that sets it, the layers, the tasks."""
     parts: list[RenderableType] = []
     if job["problem"]:
         parts.append(text(job["problem"], "red", 1000))
     parts += ignored_text(job)
     parts.append(_settings_table(job))
-    parts += [text(f"promise: {said}", limit=200) for said in job["guarantees"]]
+    parts += [text(f"guarantee: {guarantee}", limit=200) for guarantee in job["guarantees"]]
     parts.append(_layers_table(job["layers"]))
     parts.append(_tasks_table(job["tasks"]))
     return Group(*parts)
@@ -145,7 +145,7 @@ def _settings_table(job: Mapping[str, Any]) -> Table:
     table.title = text(f"{job['name']}  (expected version {job['expected_version']})")
     table.add_column("field", no_wrap=True)
     table.add_column("value", overflow="fold")
-    table.add_column("decided by", no_wrap=True)
+    table.add_column("layer", no_wrap=True)
     for path, value in flat(job["config"]):
         table.add_row(text(path), text(value_text(value)), layer_text(job["provenance"].get(path)))
     return table
@@ -156,20 +156,20 @@ def _layers_table(layers: Sequence[Mapping[str, Any]]) -> Table:
     for name in ("layer", "version", "who", "when"):
         table.add_column(name, no_wrap=True)
     table.add_column("why", overflow="fold")
-    table.add_column("says", overflow="fold")
+    table.add_column("values", overflow="fold")
     for row in layers:
-        # The provisioner says nearly everything; the table above has it.
-        said = [pair for pair in flat(row["body"]) if pair[0]]
-        says = ", ".join(f"{path}={value_text(value)}" for path, value in said)
-        if len(said) > 6:
-            says = f"{len(said)} fields"
+        # The provisioner sets most fields; they are in the table above.
+        pairs = [pair for pair in flat(row["body"]) if pair[0]]
+        values = ", ".join(f"{path}={value_text(value)}" for path, value in pairs)
+        if len(pairs) > 6:
+            values = f"{len(pairs)} fields"
         table.add_row(
             layer_text(row),
             str(row["version"]),
             text(row["actor"], limit=30),
             when(row["at_ms"]),
             text(row["reason"], limit=120),
-            text(says),
+            text(values),
         )
     return table
 
@@ -201,7 +201,7 @@ def categories_table(categories: Sequence[Mapping[str, Any]]) -> Table:
     """One line per category of the bus."""
     table = new_table("categories")
     table.add_column("category", overflow="fold")
-    for name in ("format", "watermark is"):
+    for name in ("format", "watermark type"):
         table.add_column(name, no_wrap=True)
     for name in ("partitions", "records"):
         table.add_column(name, justify="right", no_wrap=True)
@@ -212,7 +212,7 @@ def categories_table(categories: Sequence[Mapping[str, Any]]) -> Table:
         table.add_row(
             text(spec["name"]),
             text(spec["format"]),
-            text(f"from {spec['watermark']}"),
+            text(spec["watermark"]),
             str(spec["partitions"]),
             number(sum(found["end_offsets"])),
             low(found["watermark"]),
@@ -239,7 +239,7 @@ def journal_table(entries: Sequence[Mapping[str, Any]]) -> Table:
             text(entry["reason"]),
         )
     if not entries:
-        table.caption = "nothing was decided yet"
+        table.caption = "no decisions yet"
     return table
 
 
@@ -276,7 +276,7 @@ TEXT_MAX = 200
 
 
 def new_table(title: str) -> Table:
-    """An empty table of ours."""
+    """An empty table in the common style."""
     return Table(
         title=title,
         title_justify="left",
@@ -288,13 +288,13 @@ def new_table(title: str) -> Table:
 
 
 def text(value: Any, style: str = "", limit: int = TEXT_MAX) -> Text:
-    """Somebody's text: no markup, no control characters, not too long."""
+    """Text from outside: without markup and control characters, and truncated."""
     shown = " ".join(printable(line) for line in str(value).splitlines())
     return Text(shown if len(shown) <= limit else shown[: limit - 1] + "…", style=style)
 
 
 def printable(line: str) -> str:
-    """A line that cannot steer a terminal."""
+    """A line without control characters."""
     return "".join(letter if letter.isprintable() else "�" for letter in line)
 
 
@@ -304,7 +304,7 @@ def state_text(state: str) -> Text:
 
 
 def task_text(job: Mapping[str, Any]) -> Text:
-    """How many tasks run, of how many, and how many there should be."""
+    """Running tasks of all tasks, and the expected number if it differs."""
     up = sum(1 for task in job["tasks"] if task["state"] == "running")
     wanted, there = job["task_count"], job["running_task_count"]
     text = Text(f"{up}/{there}", style="" if up >= there else "yellow")
@@ -312,12 +312,12 @@ def task_text(job: Mapping[str, Any]) -> Text:
 
 
 def package_text(package: Mapping[str, Any]) -> Text:
-    """A package by its version, else by the beginning of its hash."""
+    """A package's version label, or the beginning of its hash."""
     return text(package.get("version") or str(package.get("hash", ""))[:8], limit=8)
 
 
 def value_text(value: Any) -> str:
-    """A setting's value, shortly."""
+    """A setting's value in short form."""
     if isinstance(value, Mapping | list | tuple):
         return "none" if not value else ", ".join(_item(item) for item in _items(value))
     return "none" if value is None else str(value)
@@ -332,7 +332,7 @@ def _items(value: Any) -> list[Any]:
 
 
 def _item(item: Any) -> str:
-    """An input, an output or a stage by what tells it from the others."""
+    """An input, an output or a stage by its distinguishing fields."""
     if not isinstance(item, Mapping):
         return value_text(item)
     for name in ("category", "op"):
@@ -354,17 +354,17 @@ def flat(value: Any, path: str = "") -> list[tuple[str, Any]]:
 
 
 def first_line(text: str) -> str:
-    """What an error says first."""
+    """The first line of an error."""
     return text.splitlines()[0] if text else ""
 
 
 def number(value: float | None) -> str:
-    """A number with its thousands apart."""
+    """A number with thousands separators."""
     return "–" if value is None else f"{value:,.0f}"
 
 
 def span(seconds: float) -> str:
-    """A time span in the unit that fits."""
+    """A duration in a suitable unit."""
     for unit, size in (("d", 86_400), ("h", 3_600), ("min", 60)):
         if seconds >= 2 * size:
             return f"{seconds / size:,.1f} {unit}"
@@ -372,7 +372,7 @@ def span(seconds: float) -> str:
 
 
 def lag(metrics: Mapping[str, Any]) -> str:
-    """How many records wait to be read, and for how long the oldest has; – if nobody knows."""
+    """Records that wait to be read, and the age of the oldest; – if unknown."""
     if "lag_records" not in metrics:
         return "–"
     waiting = f" ({span(metrics['lag_s'])})" if metrics["lag_records"] and "lag_s" in metrics else ""
@@ -380,57 +380,59 @@ def lag(metrics: Mapping[str, Any]) -> str:
 
 
 def when(at_ms: int, *, with_year: bool = False) -> str:
-    """A moment, in UTC."""
+    """A time in UTC."""
     form = "%Y-%m-%d" if with_year else "%m-%d %H:%M:%S"
     return datetime.fromtimestamp(at_ms / 1000, UTC).strftime(form) if at_ms else "–"
 
 
 def low(low_ms: int) -> str:
-    """A watermark as a moment."""
+    """A watermark as a time."""
     if abs(low_ms) >= _LOW_MAX:
         return "–" if low_ms < 0 else "end"
     return when(low_ms)
 
 
 def layer_text(decided: Mapping[str, Any] | None) -> Text:
-    """The layer that decided something, in its colour; nobody: the default."""
+    """A layer's name in its colour; None: the default."""
     name = "default" if decided is None else str(decided["layer"])
     return text(name, _LAYERS.get(name, ""), 30)
 
 
 def ignored_text(job: Mapping[str, Any]) -> list[Text]:
-    """What a job's layers ask for and cannot have as they stand together, a line each."""
+    """A line for each setting that is ignored because it conflicts with others."""
     why = "" if job.get("problem") else ignored_mapping_reason(JobConfig.from_stored(job["config"]))
     return (
-        [text(f"{PARTITION_TASKS} is ignored: {why}; partitions are dealt evenly", "yellow")] if why else []
+        [text(f"{PARTITION_TASKS} is ignored: {why}; partitions are assigned evenly", "yellow")]
+        if why
+        else []
     )
 
 
 Row = Mapping[str, Any]
-# What a change costs: a plan, a restart in place, nothing.
+# Colours of how a change is synchronized: a plan, a restart in place, live.
 _COSTS = {"complex": "bold red", "restart": "yellow", "live": "green"}
-# What a submit does to a job, and how.
+# How a submit changes a job.
 _WORDS = {
     "unchanged": "kept",
     "simple": "replaced in place",
     "complex": "replaced by a plan",
 }
 _CHANGES = {"new": "green", "unchanged": "dim", "simple": "yellow", "complex": "bold red", "removed": "red"}
-# What a submit did to a job.
+# Colours of what a submit did to a job.
 _DONE = {"unchanged": "dim", "reset": "yellow", "stopped": "red"}
 PIECES_MAX = 12
 
 
 def changes_tables(planned: Row) -> RenderableType:
-    """What a submit would do: the changes, and what it would ask before it does them."""
+    """The changes of a submit, and the questions that it would ask first."""
     parts: list[RenderableType] = [changes_table(planned["changes"])]
     stops = [change["job"] for change in planned["changes"] if change["change"] == "removed"]
     if stops:
         parts.append(text(f"a submit would stop {', '.join(stops)}: it asks first, or give --yes", "yellow"))
     if planned["replaces"]:
         before = planned["replaces"]
-        said = f"the pipeline was submitted from {before} before: a submit asks first, or give --yes"
-        parts.append(text(said, "yellow"))
+        line = f"the pipeline was submitted from {before} before: a submit asks first, or give --yes"
+        parts.append(text(line, "yellow"))
     return Group(*parts)
 
 
@@ -445,8 +447,8 @@ def submitted_text(answer: Row) -> Text:
 
 
 def changes_table(changes: Sequence[Row]) -> Table:
-    """What a submit or an apply would do, a line per job."""
-    table = new_table("what will change")
+    """The changes of a submit or an apply, a line per job."""
+    table = new_table("changes")
     table.add_column("job", overflow="fold")
     table.add_column("change", overflow="fold")
     for name in ("why", "fields", "restarts"):
@@ -475,7 +477,7 @@ def _state(change: Row) -> Text:
 
 
 def plan_tables(change: Row) -> RenderableType:
-    """What applying one job would do: each field with its cost, which tasks restart, whether state stays."""
+    """The changes of applying one job: fields, restarts of tasks, and whether state is kept."""
     restarts = change["restarts"]
     shown = ", ".join(restarts[:PIECES_MAX]) + (
         f" and {len(restarts) - PIECES_MAX} more" * (len(restarts) > PIECES_MAX)
@@ -501,7 +503,7 @@ def plan_tables(change: Row) -> RenderableType:
 
 
 def diff_table(changes: Sequence[Row], title: str = "") -> Table:
-    """What differs, and what each difference costs."""
+    """Differences, and how each would be synchronized."""
     table = new_table(title)
     table.add_column("field", overflow="fold")
     table.add_column("old", overflow="fold", style="red")
@@ -527,24 +529,24 @@ def history_table(rows: Sequence[Row]) -> Table:
     table = new_table("history")
     for name in ("version", "layer", "who", "when"):
         table.add_column(name, no_wrap=True)
-    for name in ("why", "says"):
+    for name in ("why", "values"):
         table.add_column(name, overflow="fold")
     for row in rows:
-        said = [pair for pair in flat(row["body"]) if pair[0]]
-        says = ", ".join(f"{path}={value_text(value)}" for path, value in said)
+        pairs = [pair for pair in flat(row["body"]) if pair[0]]
+        values = ", ".join(f"{path}={value_text(value)}" for path, value in pairs)
         table.add_row(
             str(row["version"]),
             layer_text(row),
             text(row["actor"], limit=30),
             when(row["at_ms"]),
             text(row["reason"]),
-            text(f"{len(said)} fields" if len(said) > PIECES_MAX else says or "nothing"),
+            text(f"{len(pairs)} fields" if len(pairs) > PIECES_MAX else values or "empty"),
         )
     return table
 
 
 def config_tables(job: Row, *, with_layers: bool) -> RenderableType:
-    """Every setting of a job, with who decided it, when and why; then what each layer says."""
+    """Every setting of a job with layer, actor, time and reason; then the values of each layer."""
     table = new_table("")
     table.title = text(f"{job['name']}  (expected version {job['expected_version']})")
     for name in ("field", "value"):
@@ -562,20 +564,20 @@ def config_tables(job: Row, *, with_layers: bool) -> RenderableType:
         table.add_row(text(path), text(value_text(value)), layer_text(decided), *who)
     parts: list[RenderableType] = [*ignored_text(job), table]
     for row in job["layers"] if with_layers else ():
-        said = new_table("")
-        said.title = Text.assemble("layer ", layer_text(row), f" at version {row['version']}")
+        layer = new_table("")
+        layer.title = Text.assemble("layer ", layer_text(row), f" at version {row['version']}")
         for name in ("field", "value"):
-            said.add_column(name, overflow="fold")
+            layer.add_column(name, overflow="fold")
         for path, value in flat(row["body"]):
             if path:
-                said.add_row(text(path), text(value_text(value)))
-        said.caption = None if row["body"] else "says nothing"
-        parts.append(said)
+                layer.add_row(text(path), text(value_text(value)))
+        layer.caption = None if row["body"] else "empty"
+        parts.append(layer)
     return Group(*parts)
 
 
 def audit_table(entries: Sequence[Row]) -> Table:
-    """Who changed what, newest first."""
+    """The audit log, newest first."""
     table = new_table("audit")
     for name in ("id", "when", "who", "role", "action"):
         table.add_column(name, no_wrap=True)
@@ -592,12 +594,12 @@ def audit_table(entries: Sequence[Row]) -> Table:
             text(entry["reason"]),
         )
     if not entries:
-        table.caption = "nothing was changed yet"
+        table.caption = "no changes yet"
     return table
 
 
 def layer_kinds_table(kinds: Sequence[Row]) -> Table:
-    """The layers there are; the last wins."""
+    """All kinds of layers; the last wins."""
     table = new_table("layers, the last wins")
     for name in ("layer", "precedence", "written by", "fields", "waits for a plan"):
         table.add_column(name, no_wrap=True)
@@ -613,20 +615,20 @@ def layer_kinds_table(kinds: Sequence[Row]) -> Table:
 
 
 def tokens_table(tokens: Sequence[Row], now_ms: int) -> Table:
-    """Every token, without the tokens."""
+    """Every token, without its secret."""
     table = new_table("tokens")
-    for name in ("id", "name", "role", "issued", "by", "ends", "state"):
+    for name in ("id", "name", "role", "issued", "by", "expires", "state"):
         table.add_column(name, no_wrap=True)
     for row in tokens:
-        # Of a container's token its name says for whom it speaks, but for those of a former version.
-        role, speaks_for = row["role"], row.get("container", "")
-        role = f"{role} {speaks_for}" if speaks_for not in ("", row["name"]) else role
+        # A container's token has the container's name, except tokens of an older version.
+        role, bound = row["role"], row.get("container", "")
+        role = f"{role} {bound}" if bound not in ("", row["name"]) else role
         if row["revoked_ms"]:
             state = Text("revoked", style="red")
         elif row["expires_ms"] <= now_ms:
             state = Text("expired", style="yellow")
         else:
-            state = Text("good", style="green")
+            state = Text("valid", style="green")
         table.add_row(
             text(row["id"]),
             text(row["name"], limit=40),

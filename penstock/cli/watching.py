@@ -1,7 +1,7 @@
-"""Commands that go on until Ctrl-C: how they end, and how they show the same answer again when it changed.
+"""Commands that run until Ctrl-C: how they stop, and how they refresh their output.
 
-They end in order, with exit code 0, also when they were started with SIGINT ignored, as a shell does with
-what a script starts in the background.
+They stop cleanly with exit code 0, also if they were started with SIGINT ignored, as a shell does for
+background jobs of a script.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from penstock.core.clock import Millis
 from penstock.core.errors import PenstockError, StoreUnavailable
 from penstock.core.system_clock import sleep_ms
 
-# News come in bursts: one look for all of them.
+# Events come in bursts: one refresh for all of them.
 SETTLE_MS: Millis = 200
 EVENTS_MAX = 1000
 
 
-class News:
-    """Waits for the next decision about a subject, through the event stream; without one, for the time."""
+class ChangeWait:
+    """Waits for the next journal entry about a subject, or for the interval."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class News:
         self._since: int | None = None
 
     def wait(self) -> None:
-        """Return when something was decided, or after `every_s` at the latest."""
+        """Return after the next journal entry, or after `every_s` at the latest."""
         try:
             if self._since is None:
                 newest = self._client.journal(limit=1)
@@ -52,7 +52,7 @@ class News:
                 self._pause(SETTLE_MS)
                 self._drain(limit=EVENTS_MAX, wait_s=0)
         except PenstockError:
-            self._pause(int(self._every_s * 1000))  # no events, for whatever reason: then by the clock
+            self._pause(int(self._every_s * 1000))  # without events: by the clock
 
     def _drain(self, *, limit: int, wait_s: int) -> bool:
         found = False
@@ -64,25 +64,25 @@ class News:
 
 
 def watch(
-    look: Callable[[], Any],
+    read: Callable[[], Any],
     render: Callable[[Any], RenderableType],
     wait: Callable[[], None],
     *,
     form: Form,
 ) -> None:
-    """Look again after each `wait`, until interrupted; a control plane that is away is waited for."""
+    """Read and show again after each `wait`, until interrupted; retries without a control plane."""
     last: Any = None
     with Live(console=out, auto_refresh=False, vertical_overflow="visible") as live:
         while True:
             problem = ""
             try:
-                last = look()
+                last = read()
             except StoreUnavailable as error:
                 if last is None:
                     raise
                 problem = error.what
             if form is Form.TABLE:
-                note = [text(f"{problem}; this is what was seen last", "bold red")] if problem else []
+                note = [text(f"{problem}; showing the last known state", "bold red")] if problem else []
                 live.update(Group(render(last), *note), refresh=True)
             elif not problem:
                 show_line(last, form)
@@ -90,7 +90,7 @@ def watch(
 
 
 def stop_on_signals() -> threading.Event:
-    """What SIGTERM and SIGINT set from now on."""
+    """An event that SIGTERM and SIGINT set from now on."""
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
@@ -99,10 +99,10 @@ def stop_on_signals() -> threading.Event:
 
 @contextlib.contextmanager
 def until_ctrl_c() -> Iterator[None]:
-    """SIGINT ends the block: it is how one stops looking, not a failure."""
+    """SIGINT ends the block without an error."""
     before = signal.getsignal(signal.SIGINT)
     if before is signal.SIG_IGN:
-        # Python makes no KeyboardInterrupt of a signal that was ignored when it started.
+        # Python raises no KeyboardInterrupt if SIGINT was ignored at its start.
         signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         yield

@@ -1,4 +1,4 @@
-"""How a client asks: connections, TLS, and repeating what may be repeated. Raises only errors of ours."""
+"""The HTTP layer of the client: connections, TLS, retries. Raises only PenstockErrors."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ from penstock.core.system_clock import SystemClock
 from penstock.fleet.messages import read_message
 
 _TOKEN = re.compile(r"[A-Za-z0-9_.~+/=-]+")
-RETRY_MS: Millis = 100  # doubled each time
+RETRY_MS: Millis = 100  # doubled after each retry
 RETRY_AFTER_MS_MAX: Millis = 10_000
-# An answer that a worker passed on names here where its control plane listens itself (`server/api.py`).
+# In forwarded responses: the address of the control plane's own listener (`server/api.py`).
 CONTROL_HEADER = "Penstock-Control"
-CONNECT_S, UNREACHABLE_MS = 1.0, 60_000  # where no connection is made so soon, none is tried for so long
-# The server says something at least every 15 s; a stream that is silent for longer is dead.
+CONNECT_S, UNREACHABLE_MS = 1.0, 60_000  # connect timeout of that listener, and cooldown after it
+# The server sends a keep-alive at least every 15 s; a stream without one is dead.
 SILENCE_S = 40.0
 # The task list of a large fleet takes some tens of megabytes and some seconds.
 LIST_BYTES_MAX, LIST_S = 512 * 2**20, 60.0
-# All that is not a question has a small answer; a heartbeat's must be there before its lease is over.
+# Responses to writes are small; that to a heartbeat must arrive before the lease expires.
 ANSWER_BYTES_MAX, ANSWER_TIMEOUTS = 32 * 2**20, 4
 
 Json = dict[str, Any]
@@ -44,7 +44,7 @@ Read = TypeVar("Read")
 
 
 class Link:
-    """The API at a URL, as the holder of one token."""
+    """Connections to the API at a URL, with one token."""
 
     def __init__(
         self,
@@ -58,13 +58,13 @@ class Link:
         transport: httpx.BaseTransport | None,
     ) -> None:
         self._url, self._retries, self._pause = url.rstrip("/"), retries, pause
-        self._control = ""  # where the lease holder listens itself, once an answer has named it
+        self._control = ""  # URL of the control plane's own listener, once a response has named it
         self._unreachable, self._unreachable_until_ms = "", 0
         if not _TOKEN.fullmatch(token):
             raise Refused(
-                "this is not a token",
+                "the token is not valid",
                 why="a token is one word of letters, digits, dashes and underscores",
-                fix="look at PENSTOCK_TOKEN, or at the token file in the folder of `penstock up`",
+                fix="check PENSTOCK_TOKEN, or the token file in the folder of `penstock up`",
             )
         try:
             self._http = httpx.Client(
@@ -79,44 +79,44 @@ class Link:
             raise _not_a_url(self._url, str(error)) from error
 
     def close(self) -> None:
-        """Give the connections back."""
+        """Close the connections."""
         self._http.close()
 
     def json(self, method: str, path: str, *, body: Any = None, **kwargs: Any) -> Json:
-        """Ask for a map. `repeat`: asking twice does no harm, so trouble of a moment is waited out."""
+        """Send a request whose response is a map. `repeat`: it is idempotent, and retried on failure."""
         if body is not None:
             headers = {"Content-Type": "application/json", **kwargs.pop("headers", {})}
             kwargs |= {"content": body if isinstance(body, bytes) else encoded(body), "headers": headers}
         return self._map(self.request(method, path, **kwargs))
 
     def json_if_changed(self, path: str, **kwargs: Any) -> Json | None:
-        """Ask for a map under a condition; None: the server has nothing else than what was named."""
+        """A conditional GET whose response is a map; None: not modified."""
         response = self.request("GET", path, **kwargs)
         return None if response.status_code == 304 else self._map(response)
 
     def _map(self, response: httpx.Response) -> Json:
         answer = _read_json(response)
         if not isinstance(answer, dict):
-            raise self._strange(response)
+            raise self._wrong_form(response)
         return answer
 
     def read(self, answer: Any, kind: type[Read]) -> Read:
-        """What an answer says, typed; fields that are not known are left out: the other side may be newer."""
+        """Decode a response; unknown fields are ignored, because the server may be newer."""
         try:
             return read_message(answer, kind)
         except ValueError as error:
             raise self.misfit(str(error)) from error
 
     def misfit(self, why: str) -> StoreUnavailable:
-        """An answer that is JSON, and not what was asked for."""
+        """The error for a JSON response of the wrong form."""
         return StoreUnavailable(
-            f"what answers at {self._url} does not speak as a control plane does",
+            f"the server at {self._url} does not answer like a control plane",
             why=why[:500],
-            fix="look at the URL, and whether both sides run the same version",
+            fix="check the URL, and that client and server run the same version",
         )
 
     def request(self, method: str, path: str, *, repeat: bool = False, **kwargs: Any) -> httpx.Response:
-        """One answer, after as many tries as are harmless; the last try's trouble is raised."""
+        """Send a request, with retries if `repeat`; raises the error of the last try."""
         pauses_ms = [RETRY_MS * 2**number for number in range(self._retries)] if repeat else []
         unknown: OutcomeUnknown | None = None
         for pause_ms in pauses_ms:
@@ -134,7 +134,7 @@ class Link:
         except _Busy as busy:
             raise busy.error from None
         except StoreUnavailable as error:
-            # What an earlier try may have done is not undone by a later one that did not arrive.
+            # An earlier try may have been carried out, even if this one did not arrive.
             if unknown is not None and not isinstance(error, OutcomeUnknown):
                 raise unknown from error
             raise
@@ -149,11 +149,11 @@ class Link:
         raise error
 
     def lines(self, path: str, params: Mapping[str, Any]) -> Iterator[Json]:
-        """The data of a stream of server-sent events, as it comes."""
+        """The data of server-sent events, as they arrive."""
         return self._stream(path, params, prefix="data: ", silence_s=SILENCE_S)
 
     def rows(self, path: str, params: Mapping[str, Any], *, wait_s: float) -> Iterator[Json]:
-        """The lines of an answer of any size, each a map; StoreUnavailable if it is not whole."""
+        """The lines of a response of any size, each a map; StoreUnavailable if it is incomplete."""
         return self._stream(path, params, prefix="", silence_s=wait_s)
 
     def _stream(
@@ -172,11 +172,11 @@ class Link:
             raise self._no_answer(error, StoreUnavailable) from error
         except ValueError as error:
             raise StoreUnavailable(
-                f"the stream of {self._url}{path} is damaged", why=str(error), fix="ask again"
+                f"the stream of {self._url}{path} is damaged", why=str(error), fix="repeat the request"
             ) from error
 
     def _send(self, method: str, path: str, *, to_control: bool = False, **kwargs: Any) -> httpx.Response:
-        """`to_control`: ask the lease holder itself if it was named; without it the API passes that on."""
+        """`to_control`: send it to the control plane's own listener if it is known, else through the API."""
         response = self._ask_control(method, path, **kwargs) if to_control and self._control else None
         if response is None:
             response = self._exchange(method, path, **kwargs)
@@ -184,7 +184,7 @@ class Link:
         return response
 
     def _ask_control(self, method: str, path: str, **kwargs: Any) -> httpx.Response | None:
-        """The lease holder's own answer; None: it cannot be reached there, and has got nothing."""
+        """The response of the control plane's own listener; None: no connection, so nothing was sent."""
         limits = self._http.timeout
         timeout = httpx.Timeout(read=limits.read, write=limits.write, pool=limits.pool, connect=CONNECT_S)
         try:
@@ -198,7 +198,7 @@ class Link:
             raise self._no_answer(error, StoreUnavailable if method == "GET" else OutcomeUnknown) from error
 
     def _note_control(self, named: str) -> None:
-        """Remember where the lease holder listens: a port of the same host, or a URL that is no less safe."""
+        """Remember the control plane's listener: a port of the same host, or a URL that is no less safe."""
         try:
             is_port = named.startswith(":")
             url = httpx.URL(self._url).copy_with(port=int(named[1:])) if is_port else httpx.URL(named)
@@ -217,11 +217,11 @@ class Link:
         except (httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
             raise _not_a_url(self._url, str(error)) from error
         except httpx.HTTPError as error:
-            # A question that was not answered changed nothing; a change may have been made.
+            # A read changed nothing; a write may have been carried out.
             raise self._no_answer(error, StoreUnavailable if method == "GET" else OutcomeUnknown) from error
 
     def _whole(self, response: httpx.Response, *, is_list: bool) -> httpx.Response:
-        """The response with its body; one that is too large, or does not end, is not waited for."""
+        """The response with its body; an error if it is too large or takes too long."""
         body, clock = bytearray(), SystemClock()
         began_ms = clock.boot_ms()
         most = LIST_BYTES_MAX if is_list else ANSWER_BYTES_MAX
@@ -231,10 +231,10 @@ class Link:
             took_s = (clock.boot_ms() - began_ms) / 1000
             if len(body) > most or took_s > longest_s:
                 raise self.misfit(
-                    f"its answer with status {response.status_code} has no end: {len(body)} bytes in "
-                    f"{took_s:.0f} s"
+                    f"its response with status {response.status_code} is too large or too slow: {len(body)} "
+                    f"bytes in {took_s:.0f} s"
                 )
-        # It is not decoded twice, and has the length that it has now.
+        # The body is decoded already, so these headers no longer apply.
         left_out = ("content-encoding", "content-length", "transfer-encoding")
         headers = [(name, value) for name, value in response.headers.multi_items() if name not in left_out]
         return httpx.Response(
@@ -244,7 +244,7 @@ class Link:
     def _no_answer(self, error: httpx.HTTPError, kind: type[StoreUnavailable]) -> PenstockError:
         if "CERTIFICATE_VERIFY_FAILED" in str(error):
             return EnvironmentProblem(
-                f"what answers at {self._url} cannot prove that it is the control plane",
+                f"the certificate of {self._url} is not trusted",
                 why=str(error),
                 fix="name the file with its certificate authority in PENSTOCK_CA or --ca",
             )
@@ -257,25 +257,25 @@ class Link:
         return kind(
             f"the control plane at {self._url} did not answer in time",
             why=f"{type(error).__name__}: {error}",
-            fix="try again with the same idempotency key: what was done is not done twice",
+            fix="repeat the request with the same idempotency key: it is carried out at most once",
         )
 
     def _problem(self, response: httpx.Response) -> PenstockError:
         problem = _read_json(response)
         if not isinstance(problem, dict):
-            return self._strange(response)
+            return self._wrong_form(response)
         return from_problem(problem, response.status_code)
 
-    def _strange(self, response: httpx.Response) -> StoreUnavailable:
+    def _wrong_form(self, response: httpx.Response) -> StoreUnavailable:
         return StoreUnavailable(
-            f"what answers at {self._url} does not speak as a control plane does",
+            f"the server at {self._url} does not answer like a control plane",
             why=f"status {response.status_code}: {response.text[:200]!r}",
-            fix="look at the URL, and whether both sides run the same version",
+            fix="check the URL, and that client and server run the same version",
         )
 
 
 def _read_json(response: httpx.Response) -> Any:
-    """The body as JSON; None if it is none."""
+    """The body as JSON; None if it is not JSON."""
     try:
         return json.loads(response.content)
     except (ValueError, RecursionError):
@@ -283,7 +283,7 @@ def _read_json(response: httpx.Response) -> Any:
 
 
 class _Busy(Exception):
-    """The server asks to come again later, and has done nothing."""
+    """The server refused the request for now, without carrying it out."""
 
     def __init__(self, error: PenstockError, retry_after_ms: Millis) -> None:
         super().__init__(str(error))
@@ -292,7 +292,7 @@ class _Busy(Exception):
 
 def _trust(url: str, ca: str | Path | None) -> ssl.SSLContext | bool:
     if ca is None and url.startswith("http://"):
-        # Nobody is asked for a certificate here, and to read the usual authorities takes 20 ms: trust none.
+        # Without TLS the context is not used; loading the system's authorities would take 20 ms.
         return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     if ca is None:
         return True
@@ -313,7 +313,7 @@ def _retry_after_ms(response: httpx.Response) -> Millis:
 
 
 def encoded(body: Any, *, errors: str = "strict") -> bytes:
-    """JSON to send; ConfigError if it is none."""
+    """A body as JSON; ConfigError if it cannot be encoded."""
     try:
         return json.dumps(body, ensure_ascii=False, allow_nan=False).encode(errors=errors)
     except (TypeError, ValueError) as error:
@@ -321,16 +321,16 @@ def encoded(body: Any, *, errors: str = "strict") -> bytes:
 
 
 def not_text(error: Exception) -> ConfigError:
-    """What cannot be put on the wire."""
+    """The error for a value that cannot be encoded."""
     return ConfigError(
-        "this cannot be sent", why=str(error), fix="use text in UTF-8, finite numbers, lists and maps"
+        "the request cannot be encoded", why=str(error), fix="use UTF-8 text, finite numbers, lists and maps"
     )
 
 
 def path_part(name: str) -> str:
-    """A name as a part of a path; ConfigError if it cannot be one."""
-    if name in ("", ".", ".."):  # in a path these would name something else
-        raise ConfigError(f"{name!r} is not a name", why="nothing is called so", fix="give the whole name")
+    """A name as a path segment; ConfigError if it cannot be one."""
+    if name in ("", ".", ".."):  # they would change the path
+        raise ConfigError(f"{name!r} is not a valid name", why="no object has it", fix="give the full name")
     try:
         return quote(name, safe="")
     except UnicodeEncodeError as error:
@@ -338,7 +338,7 @@ def path_part(name: str) -> str:
 
 
 def given(params: Mapping[str, Any]) -> Json:
-    """Only the parameters that say something."""
+    """The parameters that have a value."""
     return {name: value for name, value in params.items() if value is not None and value != []}
 
 

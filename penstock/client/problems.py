@@ -1,4 +1,4 @@
-"""Errors as problem+json (RFC 9457) and back: kind, three parts and data survive the wire. Pure."""
+"""Converts errors to problem+json (RFC 9457) and back, with kind, three parts and data. Pure."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from penstock.core.errors import PenstockError
 
 
 class Unauthorised(errors.Refused):
-    """No token, or a bad one."""
+    """No token, or an invalid one."""
 
 
 class TooLarge(errors.ConfigError):
-    """More bytes than the route takes."""
+    """The body is larger than the route's limit."""
 
 
 class HeadersTooLarge(errors.ConfigError):
-    """More headers than any caller sends."""
+    """The headers exceed the server's limits."""
 
 
 class NeedsVersion(errors.ConfigError):
-    """A write that must say which version it was decided on."""
+    """A write that requires an expected version, and has none."""
 
 
 class TooMany(errors.Refused):
-    """More requests than one token may make, or more watchers than there is room for."""
+    """Over a rate limit, or over the limit of event streams."""
 
 
 STATUS: dict[type[PenstockError], int] = {
@@ -47,7 +47,7 @@ STATUS: dict[type[PenstockError], int] = {
     HeadersTooLarge: 431,
     TooMany: 429,
 }
-# What a kind carries besides its three parts.
+# Additional data of a kind of error.
 DATA: dict[type[PenstockError], dict[str, tuple[type, ...]]] = {
     errors.VersionConflict: {"key": (str,), "expected": (int,), "actual": (int,)},
     errors.NeedsConsent: {"stops": (list,), "replaces": (str,)},
@@ -67,7 +67,7 @@ def status_of(error: PenstockError) -> int:
 
 
 def to_problem(error: PenstockError, status: int | None = None) -> dict[str, Any]:
-    """The kind, our three parts, and the kind's own data."""
+    """An error as a problem: its kind, three parts and additional data."""
     kind = next(kind for kind in type(error).__mro__ if kind.__module__ == errors.__name__)
     return {
         "type": f"{_PREFIX}{kind.__name__}",
@@ -80,14 +80,14 @@ def to_problem(error: PenstockError, status: int | None = None) -> dict[str, Any
 
 
 def from_problem(problem: dict[str, Any], status: int) -> PenstockError:
-    """The error that the other side raised, or the nearest we know."""
+    """The error that the server raised, or the nearest known kind."""
     name = str(problem.get("type", "")).removeprefix(_PREFIX)
     kind = KINDS.get(name)
     if kind is None or not _fits(problem, _data_of(kind)):
         kind = errors.StoreUnavailable if status >= 500 else errors.UserError
         kind = errors.Refused if status in (401, 403) else kind
     error = kind.__new__(kind)
-    # Not the kind's own __init__: some make their text from data, and the text has come along.
+    # Not the kind's own __init__: some build their text from data, and here the text is given.
     PenstockError.__init__(
         error,
         str(problem.get("title") or f"the server answered {status}"),

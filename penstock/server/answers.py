@@ -1,4 +1,4 @@
-"""What goes out: JSON, or when something is wrong problem+json with the headers that belong to its status."""
+"""HTTP responses: JSON, or problem+json with the headers that its status needs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ log = structlog.get_logger(__name__)
 
 
 def answer_problems(app: FastAPI) -> None:
-    """Every way a request can fail ends in problem+json."""
+    """Install the error handlers: every failed request is answered with problem+json."""
     app.exception_handler(PenstockError)(_on_error)
     app.exception_handler(RequestValidationError)(_on_invalid)
     app.exception_handler(HTTPException)(_on_http)
@@ -33,7 +33,7 @@ def answer_problems(app: FastAPI) -> None:
 
 
 def answer(value: Any, *, status: int = 200, version: int | None = None, location: str = "") -> Response:
-    """A value of ours as JSON (bytes are JSON already), unchecked: we made it. `version` becomes its ETag."""
+    """A JSON response; bytes are encoded JSON already. The value is not validated. `version` is the ETag."""
     headers = {} if version is None else {"ETag": f'"{version}"'}
     if location:
         headers["Location"] = location
@@ -44,7 +44,7 @@ def answer(value: Any, *, status: int = 200, version: int | None = None, locatio
 def problem_response(
     error: PenstockError, status: int | None = None, headers: dict[str, str] | None = None
 ) -> Response:
-    """One error as an answer."""
+    """An error as a problem+json response."""
     problem = to_problem(error, status)
     found = dict(headers or {})
     if problem["status"] == 401:
@@ -81,7 +81,7 @@ async def _on_invalid(request: Request, error: Exception) -> Response:
         ConfigError(
             "the request is not valid",
             why="; ".join(reasons),
-            fix=" ".join(hints) or "correct it; the API describes itself at /api/v1/openapi.json",
+            fix=" ".join(hints) or "correct it; the API is described at /api/v1/openapi.json",
         )
     )
 
@@ -100,7 +100,7 @@ async def _on_http(request: Request, error: Exception) -> Response:
     if error.status_code == 405:
         allowed = ", ".join(_methods_of(request))
         refused = Refused(
-            f"{request.method} is not for this", why=f"allowed: {allowed}", fix="use such a method"
+            f"{request.method} is not allowed here", why=f"allowed: {allowed}", fix="use one of these methods"
         )
         return problem_response(refused, 405, {"Allow": allowed})
     # A body that is not UTF-8, or has a number too long to read.
@@ -112,19 +112,19 @@ async def _on_http(request: Request, error: Exception) -> Response:
 
 
 def _methods_of(request: Request) -> list[str]:
-    """Every method of a path; the router itself tells only those of the first route that fits."""
+    """Every method of a path; the router itself reports only those of the first matching route."""
     routes = [route for route in request.app.routes if isinstance(route, APIRoute)]
-    fitting = [route for route in routes if route.path_regex.match(request.url.path)]
-    return sorted({method for route in fitting for method in route.methods or ()})
+    matching = [route for route in routes if route.path_regex.match(request.url.path)]
+    return sorted({method for route in matching for method in route.methods or ()})
 
 
 async def on_bug(request: Request, error: Exception) -> Response:
-    """What was not foreseen. The traceback is in the server's log; the caller gets nothing of it."""
+    """Answer an unexpected exception with 500. The traceback is in the server's log only."""
     log.error("bug in a request", path=request.url.path, error=type(error).__name__)
     return problem_response(
         PenstockError(
-            "the control plane has a bug here",
-            why=f"{type(error).__name__} while answering {request.method} {request.url.path[:200]}",
+            "internal error in the control plane",
+            why=f"{type(error).__name__} in {request.method} {request.url.path[:200]}: this is a bug",
             fix="report it with the server's log",
         ),
         500,
@@ -137,6 +137,6 @@ def _fields_of(endpoint: Any) -> Sequence[str]:
 
 
 def _place(location: Sequence[int | str]) -> str:
-    # "body", "path", "query" and "header" say where; a name alone is enough when it is in the body.
+    # The first part is "body", "path", "query" or "header"; "body" is left out.
     parts = location[1:] if len(location) > 1 and location[0] == "body" else location
     return ".".join(str(part) for part in parts)

@@ -1,4 +1,4 @@
-"""What may come in over HTTP: every body, name, parameter and header, with its bounds; nothing else does."""
+"""Request models of the API: bodies, path names, parameters and headers, each with its limits."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from penstock.jobs.layer_writer import REASON_MAX
 from penstock.jobs.text_rules import LINE_PATTERN
 from penstock.streams.bus.log import AHEAD_MAX_MS, LATENESS_MS
 
-# What a database column holds.
+# The limit of an integer column.
 INT_MAX = 2**63 - 1
 DAYS_MAX = 3650
 SILENCE_S_MAX = 30 * 86_400
 LINE_MAX = 100_000
 PAGE_MAX = 1000
 
-# A line of plain text around an equals sign.
+# name=value, both plain text.
 LABEL_PATTERN = f"^{LINE_PATTERN.strip('^*$').replace('[^', '[^=')}+={LINE_PATTERN.strip('^$')}$"
 VERSION_PATTERN = '^"(0|[1-9][0-9]{0,17})"$'
 ETAG_PATTERN = f"^(\\*|{VERSION_PATTERN.strip('^$')})$"
 KEY_PATTERN, KEY_LENGTH_MAX = "^[!-~]+$", 200
 
-# A name in a path: it may become a file's name, so it can neither climb nor hide.
+# A name in a path. It may become a file name, so it has no slash and no leading dot.
 Name = Annotated[str, Path(pattern=NAME_PATTERN)]
 TokenId = Annotated[str, Path(pattern=f"^[0-9a-f]{{{ID_LENGTH}}}$")]
 Count = Annotated[int, Field(ge=0, le=INT_MAX)]
@@ -37,7 +37,7 @@ Reason = Annotated[str, Field(max_length=REASON_MAX, pattern=LINE_PATTERN)]
 NameText = Annotated[str, Field(pattern=NAME_PATTERN)]
 NamePattern = Annotated[
     str,
-    Field(pattern=r"^[A-Za-z0-9_.*?\-]{1,200}$", description="A name; `*` and `?` stand for any letters."),
+    Field(pattern=r"^[A-Za-z0-9_.*?\-]{1,200}$", description="A name; `*` and `?` are wildcards."),
 ]
 
 # Headers.
@@ -47,7 +47,7 @@ Key = Annotated[
         min_length=1,
         max_length=KEY_LENGTH_MAX,
         pattern=KEY_PATTERN,
-        description="Names this request: a repeat of it gets the first answer and changes nothing.",
+        description="Idempotency key: a repeated request gets the first response and changes nothing.",
     ),
 ]
 IfMatch = Annotated[
@@ -55,18 +55,16 @@ IfMatch = Annotated[
     Header(
         max_length=200,
         pattern=ETAG_PATTERN,
-        description="The ETag that the change was decided on; without it, or with `*`, whatever there is.",
+        description="The ETag that the change is based on; without it, or with `*`, any version.",
     ),
 ]
 IfVersion = Annotated[
     str | None,
-    Header(
-        alias="If-Match", max_length=200, pattern=VERSION_PATTERN, description="The ETag it was decided on."
-    ),
+    Header(alias="If-Match", max_length=200, pattern=VERSION_PATTERN, description="The ETag it is based on."),
 ]
 IfNew = Annotated[
     str | None,
-    Header(alias="If-None-Match", max_length=10, pattern=r"^\*$", description="Only if there is none yet."),
+    Header(alias="If-None-Match", max_length=10, pattern=r"^\*$", description="Only if it does not exist."),
 ]
 IfOther = Annotated[
     str | None,
@@ -74,7 +72,7 @@ IfOther = Annotated[
         alias="If-None-Match",
         max_length=200,
         pattern=VERSION_PATTERN,
-        description="The ETag of what is known: only if it is another now.",
+        description="The ETag that the caller has: answer only if it has changed.",
     ),
 ]
 
@@ -95,111 +93,114 @@ JobState = Literal[STATES]  # type: ignore[valid-type]
 Role = Literal["admin", "container", "developer", "oncall", "reader", "scaler"]
 
 
-class _Body(BaseModel):
+class _RequestBody(BaseModel):
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
 
-class Submit(_Body):
+class SubmitBody(_RequestBody):
     """A compiled pipeline and why it is submitted."""
 
     compiled: dict[str, Any]
     why: Reason = ""
 
 
-class Plan(_Body):
+class PlanBody(_RequestBody):
     """A compiled pipeline to compare with what runs."""
 
     compiled: dict[str, Any]
 
 
-class Apply(_Body):
-    """The provisioner layer of one job, whole."""
+class ApplyBody(_RequestBody):
+    """The whole provisioner layer of one job."""
 
     config: dict[str, Any]
     why: Reason = ""
 
 
-class PlanJob(_Body):
+class PlanJobBody(_RequestBody):
     """A provisioner layer to compare with what runs."""
 
     config: dict[str, Any]
 
 
-class SetState(_Body):
-    """What a job should do."""
+class SetStateBody(_RequestBody):
+    """The state that a job should have."""
 
     state: DesiredState
-    layer: NameText | None = Field(default=None, description="By whose word; none: the caller's own layer.")
+    layer: NameText | None = Field(
+        default=None, description="The layer to write; default: the caller's own layer."
+    )
     why: Reason = ""
 
 
-class Because(_Body):
-    """Why."""
+class ReasonBody(_RequestBody):
+    """The reason of a change."""
 
     why: Reason = ""
 
 
-class Manage(_Body):
-    """Which policy looks, and whether it may do anything."""
+class ManageBody(_RequestBody):
+    """Which policy is evaluated, and whether it may change anything."""
 
-    policy: NameText | None = Field(default=None, description="None: every policy of the job.")
+    policy: NameText | None = Field(default=None, description="Default: every policy of the job.")
     dry_run: Annotated[bool, Field(strict=True)] = False
 
 
-class MoveShard(_Body):
-    """Where a shard should go."""
+class MoveShardBody(_RequestBody):
+    """The container to which a shard is moved."""
 
     container: NameText
     why: Reason = ""
 
 
-class PutLayer(_Body):
-    """One layer, whole."""
+class PutLayerBody(_RequestBody):
+    """One whole layer."""
 
     body: dict[str, Any]
     why: Reason = ""
 
 
-class PatchLayer(_Body):
+class PatchLayerBody(_RequestBody):
     """Dotted paths to set in one layer; null removes one."""
 
     changes: dict[str, Any]
     why: Reason = ""
 
 
-class Rollback(_Body):
-    """The version of the job at which the layer was as it should be again."""
+class RollbackBody(_RequestBody):
+    """The version of the job whose layer is restored."""
 
     to_version: Annotated[int, Field(ge=0, le=INT_MAX, strict=True)]
     why: Reason = ""
 
 
-class NewLayer(_Body):
-    """A layer for a component of its own."""
+class NewLayerBody(_RequestBody):
+    """A kind of layer for a component of the user's own."""
 
     name: NameText
     precedence: Annotated[int, Field(ge=-1_000_000, le=1_000_000, strict=True)]
     writers: list[Role] = Field(min_length=1, max_length=6)
     replaces_plan: Annotated[bool, Field(strict=True)] = False
     fields: list[NameText] = Field(
-        default=[], max_length=100, description="None: every field that its writers may set."
+        default=[], max_length=100, description="Default: every field that its writers may set."
     )
     why: Reason = ""
 
 
-class NewSilence(_Body):
-    """Which alarms nobody is told of, for how long, and why."""
+class NewSilenceBody(_RequestBody):
+    """A silence: the alarms for which no notice is sent, for how long, and why."""
 
     job: NamePattern
     kind: NamePattern = "*"
     severity: Literal["info", "warning", "critical"] = Field(
-        default="critical", description="Worse ones are told all the same."
+        default="critical",
+        description="The worst severity that is silenced; worse alarms send notices.",
     )
     for_s: Annotated[int, Field(ge=1, le=SILENCE_S_MAX, strict=True)]
     why: Reason = ""
 
 
-class NewToken(_Body):
+class NewTokenBody(_RequestBody):
     """A token to issue."""
 
     name: NameText
@@ -208,7 +209,7 @@ class NewToken(_Body):
     why: Reason = ""
 
 
-class NewCategory(_Body):
+class NewCategoryBody(_RequestBody):
     """A category to create."""
 
     name: Word
@@ -224,14 +225,14 @@ class NewCategory(_Body):
     ahead_max_ms: Annotated[Count, Field(strict=True)] = AHEAD_MAX_MS
 
 
-class Register(_Body):
-    """A container's new life."""
+class RegisterBody(_RequestBody):
+    """A new incarnation of a container."""
 
     incarnation: Word
     folder_id: Word
 
 
-class Dead(_Body):
-    """The folder of a container that ended: only its host knows the id."""
+class DeadBody(_RequestBody):
+    """The folder id of a container that ended; only its host knows it."""
 
     folder_id: Word

@@ -1,7 +1,7 @@
-"""The event stream: every decision of the journal, to whoever watches, as server-sent events.
+"""The event stream: new journal entries, to all watchers, as server-sent events.
 
-One task reads what is new, for all watchers; what another instance wrote into the same database is new too. A
-watcher that is slow, or comes back with an old id, reads the journal itself until it has caught up.
+One task polls the journal for all watchers, so entries of other instances are streamed too. A watcher that is
+slow, or resumes with an old id, reads the journal itself until it has caught up.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ WATCHERS_MAX = 100
 PAGE = 500
 TAIL = 2_000
 POLL_S = 0.2
-CHECK_S = 1.0  # how often a watcher's token is looked at again
+CHECK_S = 1.0  # how often a watcher's token is checked again
 HEARTBEAT_S = 15.0
 
 log = structlog.get_logger(__name__)
@@ -35,17 +35,17 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Watch:
-    """What one watcher asked for."""
+    """The request of one watcher."""
 
-    since: int | None  # None: only what is new
+    since: int | None  # None: only new entries
     subject: str | None
     count_max: int | None  # the stream ends after so many events
-    wait_s: float  # and after so long
-    is_welcome: Callable[[], Awaitable[bool]]  # whether the watcher's token still holds
+    wait_s: float  # and after this time
+    is_welcome: Callable[[], Awaitable[bool]]  # whether the watcher's token is still valid
 
 
 class EventHub:
-    """Tells watchers what is new in the journal. All of it runs on the server's event loop but `close`."""
+    """Streams new journal entries to watchers. Everything but `close` runs on the server's event loop."""
 
     def __init__(
         self, journal: JournalStore, *, watchers_max: int = WATCHERS_MAX, heartbeat_s: float = HEARTBEAT_S
@@ -54,21 +54,21 @@ class EventHub:
         self._tail: deque[Entry] = deque(maxlen=TAIL)
         self._first = self._last = 0  # the tail has every entry with first < id <= last
         self._watchers = 0
-        self._news = asyncio.Event()
+        self._has_new = asyncio.Event()
         self._poller: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._is_closed = False
 
     async def response(self, watch: Watch) -> StreamingResponse:
-        """The stream of one watcher; TooMany if there is no room for one more.
+        """The stream of one watcher; TooMany past the limit of watchers.
 
-        Whoever sees it begin sees all that is decided from then on.
+        Once it has begun, the watcher misses no later entry.
         """
         if self._watchers >= self._watchers_max:
             raise TooMany(
-                "too many are watching already",
-                why=f"there is room for {self._watchers_max} event streams",
-                fix="try again later, or look from time to time instead",
+                "too many event streams",
+                why=f"the limit of a server process is {self._watchers_max}",
+                fix="try again later, or poll with `penstock journal` instead",
             )
         self._watchers += 1
         with ExitStack() as undo:
@@ -78,47 +78,47 @@ class EventHub:
         return _EventStream(self._events(watch, cursor), self._leave)
 
     def close(self) -> None:
-        """End every stream, in order; from any thread."""
+        """End every stream; may be called from any thread."""
         self._is_closed = True
         if self._loop is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._tell)
+            self._loop.call_soon_threadsafe(self._notify)
 
     def _leave(self) -> None:
         self._watchers -= 1
 
-    def _tell(self) -> None:
-        news, self._news = self._news, asyncio.Event()
-        news.set()
+    def _notify(self) -> None:
+        has_new, self._has_new = self._has_new, asyncio.Event()
+        has_new.set()
 
     async def _events(self, watch: Watch, cursor: int) -> AsyncIterator[bytes]:
         self._loop = asyncio.get_running_loop()
         clock = self._loop.time
         yield b"retry: 1000\n\n"
-        end, checked, spoken, left = clock() + watch.wait_s, clock(), clock(), watch.count_max
+        end, checked, sent, left = clock() + watch.wait_s, clock(), clock(), watch.count_max
         while not self._is_closed:
             if clock() - checked >= CHECK_S:
                 if not await watch.is_welcome():
                     return
                 checked = clock()
-            news, found = self._news, await self._after(cursor)
+            has_new, found = self._has_new, await self._after(cursor)
             for entry in found:
                 cursor = entry.id
                 if watch.subject in (None, entry.subject):
                     yield _event(entry)
-                    spoken, left = clock(), None if left is None else left - 1
+                    sent, left = clock(), None if left is None else left - 1
                     if left == 0:
                         return
-            # Without waiting there is still all that was written before.
+            # With `wait_s` 0 all existing entries are sent before the stream ends.
             if clock() >= end and not (found and watch.wait_s == 0):
                 return
             if found:
                 continue
             self._keep_polling()
             pause_s = min(CHECK_S, self._heartbeat_s, end - clock())
-            if not await _is_set(news, pause_s) and clock() - spoken >= self._heartbeat_s:
-                # Tells both sides, and whatever is between them, that the connection lives.
+            if not await _is_set(has_new, pause_s) and clock() - sent >= self._heartbeat_s:
+                # A comment as keep-alive, for both sides and for proxies.
                 yield b": still here\n\n"
-                spoken = clock()
+                sent = clock()
 
     async def _after(self, cursor: int) -> list[Entry]:
         if self._is_polling and cursor >= self._first:
@@ -139,14 +139,14 @@ class EventHub:
             self._poller = asyncio.get_running_loop().create_task(self._poll())
 
     async def _poll(self) -> None:
-        """Read what is new until nobody watches any more."""
+        """Read new entries as long as there are watchers."""
         self._tail.clear()
         self._first = self._last = 0
         while self._watchers and not self._is_closed:
             try:
                 if not self._last:
                     self._first = self._last = await READS.run(self._journal.last_id)
-                    self._tell()
+                    self._notify()
                 found = await READS.run(self._journal.after, self._last)
             except PenstockError as error:
                 log.warning("the journal could not be read for watchers", error=error.what)
@@ -157,12 +157,12 @@ class EventHub:
                     self._first = [*self._tail, *found][dropped - 1].id
                 self._tail.extend(found)
                 self._last = found[-1].id
-                self._tell()
+                self._notify()
             await asyncio.sleep(POLL_S)
 
 
 class _EventStream(StreamingResponse):
-    """A response that says when it is over, however it ends."""
+    """A streaming response that calls `leave` when it ends, also after an error."""
 
     def __init__(self, events: AsyncIterator[bytes], leave: Callable[[], None]) -> None:
         headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
@@ -176,16 +176,16 @@ class _EventStream(StreamingResponse):
             self._leave()
 
 
-async def _is_set(news: asyncio.Event, seconds: float) -> bool:
+async def _is_set(event: asyncio.Event, seconds: float) -> bool:
     try:
-        await asyncio.wait_for(news.wait(), max(0.0, seconds))
+        await asyncio.wait_for(event.wait(), max(0.0, seconds))
     except TimeoutError:
         return False
     return True
 
 
 def _event(entry: Entry) -> bytes:
-    # Kinds are words of ours; a line break in one would be another field.
+    # Other characters are removed: a line break would begin another field.
     kind = "".join(letter for letter in entry.kind if letter.isalnum() or letter in "._-")
     return b"id: %d\nevent: %s\ndata: %s\n\n" % (
         entry.id,

@@ -1,4 +1,4 @@
-"""How much a caller may send: header and body size, and JSON of a bounded shape that means one thing only."""
+"""Limits of a request: size of headers and body; depth and size of JSON, which must also be unambiguous."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ BEAT_END = "/beat"
 BODY_BYTES_MAX = 1024 * 1024
 HEADER_BYTES_MAX = 16 * 1024
 HEADERS_MAX = 100
-# Looking at more than this takes long enough for others to notice: it is done beside the event loop.
-LOOK_BYTES_MAX = 16 * 1024
+# A larger body is checked in a thread, not on the event loop.
+INLINE_CHECK_BYTES_MAX = 16 * 1024
 
 JSON_DEPTH_MAX = 32
 JSON_KEYS_MAX = 10_000
@@ -33,16 +33,15 @@ _MARKS = b'[]{}":,'
 _NO_MARKS = bytes(byte for byte in range(256) if byte not in _MARKS)
 _STEPS = np.zeros(256, dtype=np.int32)
 _STEPS[list(b"[{")], _STEPS[list(b"]}")] = 1, -1
-# Whatever may be a number or a letter that no store holds; most requests have none and need no closer look.
+# Possibly a number or a character that no store holds; a body without a match needs no further check.
 _SUSPECT = re.compile(rb"\\u(?:[dD][89a-fA-F]|0000)|NaN|Infinity|[0-9]{19}|[eE][+-]?[0-9]{3}")
 
 
 class LimitBodies:
-    """ASGI middleware: reads a JSON body up to its limit, looks at it, and hands it on whole.
+    """ASGI middleware: reads a JSON body up to its limit, checks it, and passes it on as one message.
 
-    Paths under `streamed` are left alone: their routes read with `limited`, after they know who calls.
-    A body that breaks off is no body: nothing is done with it. Heartbeats are checked by their route, as what
-    they are.
+    Routes under `streamed` read their bodies with `limited`, after the check of the caller. Incomplete bodies
+    are refused. Heartbeats are checked by their route.
     """
 
     def __init__(self, app: ASGIApp, *, streamed: str) -> None:
@@ -55,31 +54,31 @@ class LimitBodies:
         try:
             check_headers(scope)
             if not scope["path"].startswith(self._streamed):
-                look = not scope["path"].endswith(BEAT_END)
-                receive = replay(await _read_body(scope, receive, look=look), receive)
+                check = not scope["path"].endswith(BEAT_END)
+                receive = replay(await _read_body(scope, receive, check=check), receive)
         except PenstockError as error:
             await problem_response(error)(scope, receive, send)
             return
         await self._app(scope, receive, send)
 
 
-async def _read_body(scope: Scope, receive: Receive, *, look: bool) -> bytes:
+async def _read_body(scope: Scope, receive: Receive, *, check: bool) -> bytes:
     body = b"".join([chunk async for chunk in limited(_chunks(receive), BODY_BYTES_MAX, scope)])
-    if look:
-        await look_at(body)
+    if check:
+        await check_body(body)
     return body
 
 
-async def look_at(body: bytes) -> None:
-    """Refuse JSON that would hurt somebody; beside the event loop if there is much of it."""
-    if len(body) > LOOK_BYTES_MAX:
+async def check_body(body: bytes) -> None:
+    """Refuse harmful JSON; a large body is checked in a thread."""
+    if len(body) > INLINE_CHECK_BYTES_MAX:
         await LONG.run(check_json, body)
     elif body:
         check_json(body)
 
 
 def check_headers(scope: Scope) -> None:
-    """Refuse more headers than any caller of ours sends."""
+    """Refuse too many or too large headers."""
     headers = scope["headers"]
     size = sum(len(name) + len(value) for name, value in headers)
     size += len(scope["path"]) + len(scope.get("query_string", b""))
@@ -87,14 +86,14 @@ def check_headers(scope: Scope) -> None:
         raise HeadersTooLarge(
             "the request's headers are too large",
             why=f"the limits are {HEADERS_MAX} headers and {HEADER_BYTES_MAX} bytes, with path and query",
-            fix="send less",
+            fix="send fewer or shorter headers",
         )
 
 
 async def limited(
     chunks: AsyncIterator[bytes], limit: int, scope: Scope | None = None
 ) -> AsyncIterator[bytes]:
-    """The chunks, until they are too many; at once if the length is announced."""
+    """The chunks; TooLarge past the limit, at once if the content length is too large."""
     announced = dict(scope["headers"]).get(b"content-length", b"") if scope is not None else b""
     if announced.isdigit() and int(announced) > limit:
         raise _too_large(limit)
@@ -107,21 +106,23 @@ async def limited(
 
 
 def _too_large(limit: int) -> TooLarge:
-    return TooLarge("the request is too large", why=f"the limit is {limit} bytes", fix="send less")
+    return TooLarge("the request is too large", why=f"the limit is {limit} bytes", fix="send a smaller body")
 
 
 async def _chunks(receive: Receive) -> AsyncIterator[bytes]:
     while True:
         message = await receive()
         if message["type"] != "http.request":
-            raise ConfigError("the request broke off", why="the caller hung up", fix="send it again")
+            raise ConfigError(
+                "the request is incomplete", why="the caller closed the connection", fix="send it again"
+            )
         yield message.get("body", b"")
         if not message.get("more_body", False):
             return
 
 
 def replay(body: bytes, receive: Receive) -> Receive:
-    """A `receive` that gives the body once, then whatever else comes (the end of the connection)."""
+    """A `receive` that returns the body once, then the following messages (the disconnect)."""
     is_given = False
 
     async def given() -> Message:
@@ -135,8 +136,8 @@ def replay(body: bytes, receive: Receive) -> Receive:
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
-    """How large some JSON is, counted without parsing it."""
+class BodyShape:
+    """Depth and size of a JSON text, counted without parsing it."""
 
     depth: int
     keys: int
@@ -144,20 +145,20 @@ class Shape:
 
 
 def check_json(body: bytes) -> None:
-    """Refuse what would hurt a parser or a store, or could be read in two ways."""
-    shape = shape_of(body)
+    """Refuse JSON that could overload a parser, that no store holds, or that is ambiguous."""
+    shape = measure_json(body)
     if shape.depth > JSON_DEPTH_MAX:
         raise ConfigError(
-            "the JSON is nested too deep", why=f"the limit is {JSON_DEPTH_MAX} levels", fix="send it flatter"
+            "the JSON is nested too deep", why=f"the limit is {JSON_DEPTH_MAX} levels", fix="use fewer levels"
         )
     if shape.keys > JSON_KEYS_MAX or shape.values > JSON_VALUES_MAX:
         raise ConfigError(
             "the JSON is too large",
             why=f"the limits are {JSON_KEYS_MAX} keys and {JSON_VALUES_MAX} values",
-            fix="send less at a time",
+            fix="split it into several requests",
         )
     try:
-        # Not as bytes: Python would read UTF-16 and UTF-32 too, which nothing here has looked at.
+        # Decoded here: `json.loads` also accepts UTF-16 and UTF-32 bytes, which were not checked.
         text = body.decode()
     except UnicodeDecodeError as error:
         raise ConfigError("the JSON is not in UTF-8", why=str(error), fix="send it in UTF-8") from error
@@ -171,23 +172,23 @@ def check_json(body: bytes) -> None:
             parse_float=_number if is_suspect else None,
         )
     except ValueError:
-        return  # no JSON
+        return  # not JSON: the route refuses it
     if is_suspect:
         _check_text(value)
 
 
-def shape_of(body: bytes) -> Shape:
+def measure_json(body: bytes) -> BodyShape:
     """Depth of lists and maps, number of keys, number of values; outside strings only."""
-    # Escaped backslashes first, so that the quotes left are those that begin and end strings.
+    # Escaped backslashes first, so that the remaining quotes begin and end strings.
     marks = body.replace(b"\\\\", b"").replace(b'\\"', b"").translate(None, _NO_MARKS)
     array = np.frombuffer(marks, dtype=np.uint8)
     if not array.size:
-        return Shape(0, 0, 1)
+        return BodyShape(0, 0, 1)
     is_outside = np.cumsum(array == ord('"'), dtype=np.int32) % 2 == 0
     depths = np.cumsum(_STEPS[array] * is_outside, dtype=np.int32)
     keys = int(np.count_nonzero((array == ord(":")) & is_outside))
     commas = int(np.count_nonzero((array == ord(",")) & is_outside))
-    return Shape(max(0, int(depths.max())), keys, commas + 1)
+    return BodyShape(max(0, int(depths.max())), keys, commas + 1)
 
 
 def _pairs(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
@@ -197,14 +198,16 @@ def _pairs(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
         twice = next(name for number, name in enumerate(names) if name in names[:number])
         raise ConfigError(
             f"the JSON has the key {twice[:100]!r} twice",
-            why="one of the two would be lost without a word",
-            fix="say it once",
+            why="one of the two values would be lost silently",
+            fix="send the key once",
         )
     return found
 
 
 def _constant(name: str) -> Any:
-    raise ConfigError(f"the JSON has {name}", why="it is no number", fix="send a finite number, or null")
+    raise ConfigError(
+        f"the JSON has {name}", why="it is not a JSON number", fix="send a finite number, or null"
+    )
 
 
 def _integer(text: str) -> int:
@@ -222,20 +225,20 @@ def _number(text: str) -> float:
 def _too_big(text: str) -> ConfigError:
     return ConfigError(
         f"the number {text[:40]}{'…' * (len(text) > 40)} is too large",
-        why=f"whole numbers have {INT_BITS} bits, others are at most 1.8e308",
-        fix="send a smaller one",
+        why=f"integers have at most {INT_BITS} bits, other numbers are at most 1.8e308",
+        fix="send a smaller number",
     )
 
 
 def _check_text(value: Any) -> None:
-    """Refuse halves of letters and NUL, which no store takes."""
+    """Refuse single surrogates and NUL, which no store holds."""
     if isinstance(value, str):
         if "\0" in value:
-            raise ConfigError("the JSON has a NUL character", why="no store holds it", fix="leave it out")
+            raise ConfigError("the JSON has a NUL character", why="no store can hold it", fix="remove it")
         if any("\ud800" <= letter <= "\udfff" for letter in value):
             raise ConfigError(
-                "the JSON has text that is no text",
-                why="half of a surrogate pair (\\ud800 to \\udfff) stands alone",
+                "the JSON has text that is not valid Unicode",
+                why="it has one half of a surrogate pair (\\ud800 to \\udfff)",
                 fix="send UTF-8, or both halves",
             )
     elif isinstance(value, Mapping):

@@ -1,7 +1,7 @@
-"""What people see of jobs and containers: rows of several services put together, a line or a page each.
+"""JSON views of jobs and containers, composed of the data of several services.
 
-Views that did not change are not encoded again; what tasks report changes with heartbeats and is read at most
-ten times a second, of a large fleet less often: a tenth of the time may go into reading it.
+Unchanged job views are encoded once. Task reports change with every heartbeat; they are cached for 0.1 s or
+ten times as long as reading them took.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ class JobPages:
         self._service, self._fleet, self._clock = services.jobs, services.fleet, services.clock
         self._scaling = services.scaling
         self._jobs, self._job_lines = _Encoded(_job_start), _Encoded(_line_start)
-        self._reports: tuple[Millis, Reports] = (0, {})  # until when they hold
+        self._reports: tuple[Millis, Reports] = (0, {})  # cached until this time
 
     def job(self, name: str) -> tuple[int, bytes]:
-        """One job, whole, as JSON, and its expected version."""
+        """One whole job as JSON, and its expected version."""
         return self._job(self._service.view(name), self._task_reports())
 
     def several(self, names: Sequence[str]) -> list[tuple[int, bytes] | None]:
-        """The same for several jobs, with one look at the store; None for those that there are not."""
+        """The same for several jobs with one read of the store; None for jobs that do not exist."""
         views, reports = self._service.views_of(names), self._task_reports()
         return [self._job(views[name], reports) if name in views else None for name in names]
 
@@ -69,14 +69,14 @@ class JobPages:
         after: str,
         limit: int,
     ) -> bytes:
-        """A page of jobs, a line each, as JSON."""
+        """A page of job lines as JSON."""
         page = self._service.views(
             labels=labels, state=state, pipeline=pipeline, removed=removed, after=after, limit=limit
         )
         return b'{"jobs":%s,"next":%s}' % (self.lines(page.items), _encode(page.next))
 
     def lines(self, views: Iterable[JobView]) -> bytes:
-        """Jobs as JSON, a line each."""
+        """Job lines as JSON."""
         reports, lines = self._task_reports(), []
         for view in views:
             own = reports.get(view.name, ())
@@ -103,7 +103,7 @@ class JobPages:
 
 
 def status_of(plane: Control) -> bytes:
-    """Everything the live table shows, as JSON."""
+    """The cluster's status for `penstock status` and the dashboard, as JSON."""
     folder = plane.settings.folder / "containers"
     owned: dict[str, int] = {}
     for shard in plane.fleet.shards():
@@ -118,7 +118,7 @@ def status_of(plane: Control) -> bytes:
             "shards": owned.get(row.name, 0),
             "tasks": len(row.tasks),
             "pid": row.pid,
-            # Known of containers on this machine; the others' hosts have it in their logs.
+            # Only for containers on this machine; other hosts have it in their logs.
             "error": "" if row.engine_ready else last_failure(folder / row.name),
         }
         for row in plane.fleet.containers()
@@ -136,24 +136,24 @@ def status_of(plane: Control) -> bytes:
 
 
 class _Encoded:
-    """The beginning of a map as JSON, kept as long as the view it was made of is the newest."""
+    """A cache of the first part of jobs' JSON maps; an entry is valid until the job's view changes."""
 
     def __init__(self, make: Any) -> None:
-        self._make, self._kept = make, dict[str, tuple[JobView, bytes]]()
+        self._make, self._cache = make, dict[str, tuple[JobView, bytes]]()
 
     def of(self, view: JobView) -> bytes:
-        kept = self._kept.get(view.name)
-        if kept is not None and kept[0] is view:
-            return kept[1]
-        if len(self._kept) >= ENCODED_MAX:
-            self._kept.clear()
+        cached = self._cache.get(view.name)
+        if cached is not None and cached[0] is view:
+            return cached[1]
+        if len(self._cache) >= ENCODED_MAX:
+            self._cache.clear()
         start = _encode(self._make(view))[:-1]
-        self._kept[view.name] = view, start
+        self._cache[view.name] = view, start
         return start
 
 
 def _joined(start: bytes, rest: dict[str, Any]) -> bytes:
-    """One map of two: the first without its end, the second without its beginning."""
+    """One JSON map: an encoded map without its closing brace, and the entries of `rest`."""
     return b"%s,%s" % (start, _encode(rest)[1:])
 
 
@@ -185,7 +185,7 @@ def _line_start(view: JobView) -> dict[str, Any]:
 
 
 def _package(view: JobView) -> Any:
-    """What runs, or is to run."""
+    """The running package, or the expected one if nothing runs."""
     if view.running is None:
         return view.merged.get("package") or {}
     package = view.running.config.package
@@ -196,7 +196,7 @@ def _tasks(reports: Sequence[tuple[str, TaskReport]]) -> list[dict[str, Any]]:
     return [{"container": name, **asdict(report)} for name, report in reports]
 
 
-# What people call them, and what tasks report (docs/metrics.md).
+# Field of the API, and the metric of tasks that it sums (docs/metrics.md).
 _COUNTS = {
     "records": "records",
     "late": "late",
@@ -207,15 +207,15 @@ _COUNTS = {
 
 
 def _counts(reports: Sequence[tuple[str, TaskReport]]) -> dict[str, int] | None:
-    """Records of a job, and what became of those that count nowhere yet or never; None: no task knows."""
+    """Record counts of a job, summed over its tasks; None: no task has reported them."""
     known = [report.metrics for _, report in reports if "records" in report.metrics]
     if not known:
         return None
-    return {name: sum(int(task.get(said, 0)) for task in known) for name, said in _COUNTS.items()}
+    return {name: sum(int(task.get(metric, 0)) for task in known) for name, metric in _COUNTS.items()}
 
 
 def add_watermark_routes(router: APIRouter, plane: Services, guard: Guard) -> None:
-    """How far the streams are."""
+    """The route about watermarks."""
 
     @router.get("/watermarks", response_model=replies.Watermarks, responses=problems(404))
     @LONG
@@ -224,14 +224,14 @@ def add_watermark_routes(router: APIRouter, plane: Services, guard: Guard) -> No
         percent: Annotated[int | None, Query(ge=1, le=100)] = None,
         caller: Caller = guard.allow("category.read"),
     ) -> Response:
-        """Watermarks of a category, or of what a job or a pipeline writes, and who holds each back; with
-        `percent` also the low that so many per cent of its producers have reached, each by its records.
+        """Watermarks of a category, or of the outputs of a job or a pipeline, and what holds each back. With
+        `percent` also the low that producers of so many per cent of its records have reached.
         """
         return answer(watermarks_of(plane, subject or "", percent))
 
 
 def watermarks_of(plane: Services, subject: str, percent: int | None) -> dict[str, Any]:
-    """How far a category is, or what a job or a pipeline writes; and who holds it back."""
+    """Watermarks of a category, or of the outputs of a job or a pipeline, and what holds each back."""
     reports = {task.task_id: task for _, task in plane.fleet.task_reports()}
     jobs = [
         JobToInspect(
@@ -248,7 +248,7 @@ def watermarks_of(plane: Services, subject: str, percent: int | None) -> dict[st
 
 
 def find_trouble(running: RunningRow, reports: Mapping[str, TaskReport]) -> dict[int, str]:
-    """By partition, why its task does not go on; partitions whose task runs are not there."""
+    """By partition, why its task does not run; partitions with a running task are left out."""
     found = {}
     for partition, index in enumerate(running.mapping):
         task = reports.get(f"{running.job}/{index}")

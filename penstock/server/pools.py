@@ -1,8 +1,8 @@
-"""Where requests are answered: in threads beside the event loop, a few for each sort, or in place.
+"""Thread pools that answer requests beside the event loop, one pool for each kind of request.
 
-Apart, so that a flood of one sort delays only itself: heartbeats must come through whatever else is asked.
-Few, since Python runs one at a time: more of them only take turns. Handing a request to a thread and back
-takes longer than a read of a local file, so such reads are answered in place, as long as they are quick.
+Separate pools, so that a flood of one kind delays only that kind: heartbeats must always get through. Few
+threads, because of Python's GIL. A hand-over to a thread takes longer than a read of a local file, so such
+reads run on the event loop as long as they are fast.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from typing import Any, Generic, ParamSpec, TypeVar
 
 Given = ParamSpec("Given")
 Found = TypeVar("Found")
-Asked = TypeVar("Asked")
-Answer = TypeVar("Answer")
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 
 class Pool:
-    """A few threads, and a decorator for the routes they answer."""
+    """A thread pool, and a decorator for the routes that run in it."""
 
     def __init__(self, name: str, threads: int) -> None:
         self._executor = ThreadPoolExecutor(threads, thread_name_prefix=f"api {name}")
 
     def __call__(self, route: Callable[Given, Found]) -> Callable[Given, Any]:
-        """The route as FastAPI awaits it."""
+        """The route as an async function for FastAPI."""
 
         @wraps(route)
         async def answer(*args: Given.args, **kwargs: Given.kwargs) -> Found:
@@ -37,20 +37,20 @@ class Pool:
         return answer
 
     async def run(self, call: Callable[Given, Found], *args: Given.args, **kwargs: Given.kwargs) -> Found:
-        """Call it in one of the threads."""
+        """Run a call in one of the threads."""
         return await asyncio.get_running_loop().run_in_executor(
             self._executor, partial(call, *args, **kwargs)
         )
 
 
 class Reads:
-    """A decorator for routes that only read: in place if the store is `local` and quick, else in threads."""
+    """A decorator for read-only routes: on the event loop if the store is `local` and fast, else in READS."""
 
     def __init__(self, *, local: bool) -> None:
         self._local, self._slow_until = local, 0.0
 
     def __call__(self, route: Callable[Given, Found]) -> Callable[Given, Any]:
-        """The route as FastAPI awaits it."""
+        """The route as an async function for FastAPI."""
 
         @wraps(route)
         async def answer(*args: Given.args, **kwargs: Given.kwargs) -> Found:
@@ -60,57 +60,57 @@ class Reads:
             try:
                 return route(*args, **kwargs)
             finally:
-                # A disk that hesitates must not hold up those who ask for something else.
+                # A slow disk must not block the event loop.
                 if (ended := time.monotonic()) - began > SLOW_S:
                     self._slow_until = ended + SLOW_FOR_S
 
         return answer
 
 
-class Together(Generic[Asked, Answer]):
-    """Answers what is asked meanwhile together: `call` gets all of it, in one of a pool's threads.
+class RequestBatcher(Generic[Item, Result]):
+    """Batches requests: those that arrive while a batch runs form the next one.
 
-    For each it returns an answer, or an error for who asked that.
+    `call` processes a batch in one of the pool's threads and returns a result or an error for each item.
     """
 
     def __init__(
-        self, pool: Pool, call: Callable[[list[Asked]], Sequence[Answer | BaseException]], *, at_once: int
+        self, pool: Pool, call: Callable[[list[Item]], Sequence[Result | BaseException]], *, batch_max: int
     ) -> None:
-        self._pool, self._call, self._at_once = pool, call, at_once
-        self._waiting: deque[tuple[Asked, asyncio.Future[Answer]]] = deque()
-        self._answering: asyncio.Task[None] | None = None
+        self._pool, self._call, self._batch_max = pool, call, batch_max
+        self._queue: deque[tuple[Item, asyncio.Future[Result]]] = deque()
+        self._worker: asyncio.Task[None] | None = None
 
-    async def ask(self, item: Asked) -> Answer:
-        """Its answer, or the error that all who were asked with it get."""
-        answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-        self._waiting.append((item, answer))
-        if self._answering is None or self._answering.done():
-            self._answering = asyncio.ensure_future(self._answer())
-        return await answer
+    async def ask(self, item: Item) -> Result:
+        """The item's result, or its error; an error of the whole batch is raised for each of its items."""
+        result: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
+        self._queue.append((item, result))
+        if self._worker is None or self._worker.done():
+            self._worker = asyncio.ensure_future(self._run_batches())
+        return await result
 
-    async def _answer(self) -> None:
-        while self._waiting:
-            taken = [self._waiting.popleft() for _ in range(min(self._at_once, len(self._waiting)))]
-            asked = self._pool.run(self._call, [item for item, _ in taken])
-            (found,) = await asyncio.gather(asked, return_exceptions=True)
-            answers = [found] * len(taken) if isinstance(found, BaseException) else list(found)
-            for (_, future), answer in zip(taken, answers, strict=True):
-                if future.done():  # who asked has left
+    async def _run_batches(self) -> None:
+        while self._queue:
+            batch = [self._queue.popleft() for _ in range(min(self._batch_max, len(self._queue)))]
+            running = self._pool.run(self._call, [item for item, _ in batch])
+            (found,) = await asyncio.gather(running, return_exceptions=True)
+            results = [found] * len(batch) if isinstance(found, BaseException) else list(found)
+            for (_, future), result in zip(batch, results, strict=True):
+                if future.done():  # its caller has disconnected
                     continue
-                if isinstance(answer, BaseException):
-                    future.set_exception(answer)
+                if isinstance(result, BaseException):
+                    future.set_exception(result)
                 else:
-                    future.set_result(answer)
+                    future.set_result(result)
 
 
-# A read in place that took so long is the last one for a while.
+# After a read on the event loop that took longer than this, reads use threads for a while.
 SLOW_S = 0.05
 SLOW_FOR_S = 5.0
 READS = Pool("reads", 4)
 WRITES = Pool("writes", 16)
 PATCHES = Pool("patches", 1)
-BEATS = Pool("beats", 2)
-# Looking up tokens that were never good here: a flood of them waits for itself alone.
-STRANGERS = Pool("strangers", 1)
-# Whatever may take long: whole lists, files, checks of large bodies.
+HEARTBEATS = Pool("beats", 2)
+# Lookups of tokens that were never valid here: a flood of them delays only itself.
+TOKEN_LOOKUPS = Pool("strangers", 1)
+# Long requests: whole lists, files, checks of large bodies.
 LONG = Pool("long", 4)

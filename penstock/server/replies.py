@@ -1,4 +1,4 @@
-"""What goes out over HTTP, for the API's description of itself. Tests compare it with the answers."""
+"""Response models of the API, for its OpenAPI description. Tests compare them with real responses."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from penstock.jobs.job_reads import STATES
 from penstock.server.answers import PROBLEM
+from penstock.server.bodies import JobState
 
 
 class _Reply(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
 
-class Problem(BaseModel):
-    """What is wrong, why, and what to do about it (RFC 9457)."""
+class ProblemReply(BaseModel):
+    """An error: what failed (`title`), why (`detail`), and what to do (`fix`); RFC 9457."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -26,24 +26,21 @@ class Problem(BaseModel):
     fix: str
 
 
-JobState = Literal[STATES]  # type: ignore[valid-type]
-
-
 class Health(_Reply):
-    """Something answers."""
+    """The server answers."""
 
     status: Literal["ok"]
 
 
-class Load(_Reply):
-    """What a job was seen doing."""
+class LoadReply(_Reply):
+    """The load of a job, as the scaler measured it."""
 
     model_config = ConfigDict(extra="allow")
 
 
 class Counts(_Reply):
-    """Records of a job since its state began: read, flagged late, late and in no result, dead letters; and
-    those that wait to be read.
+    """Records of a job since its state was created: read, late, late and dropped, dead letters; and records
+    that wait to be read.
     """
 
     records: int
@@ -54,7 +51,7 @@ class Counts(_Reply):
 
 
 class TaskLine(_Reply):
-    """One task as its container last saw it."""
+    """One task as its container last reported it."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -64,7 +61,7 @@ class TaskLine(_Reply):
 
 
 class JobLine(_Reply):
-    """One job, shortly."""
+    """Summary of one job."""
 
     name: str
     pipeline: str
@@ -84,19 +81,19 @@ class JobLine(_Reply):
     problem: str
     guarantees: list[str]
     scaler: str
-    load: Load | None
+    load: LoadReply | None
     counts: Counts | None
     tasks: list[TaskLine]
 
 
 class JobPage(_Reply):
-    """Some jobs by name, and after which name the next page begins."""
+    """A page of jobs by name; `next` is the `after` of the next page."""
 
     jobs: list[JobLine]
     next: str | None
 
 
-class Layer(_Reply):
+class LayerReply(_Reply):
     """One layer of one job as written."""
 
     layer: str
@@ -108,8 +105,8 @@ class Layer(_Reply):
     at_ms: int
 
 
-class Provenance(_Reply):
-    """Who decided one field."""
+class ProvenanceReply(_Reply):
+    """The layer that sets one field, by whom and why."""
 
     layer: str
     actor: str
@@ -119,7 +116,7 @@ class Provenance(_Reply):
 
 
 class Job(_Reply):
-    """One job, whole."""
+    """One job with layers, merged config, load and tasks."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -130,13 +127,13 @@ class Job(_Reply):
     removed: bool
     state: JobState
     expected_version: int
-    layers: list[Layer]
+    layers: list[LayerReply]
     config: dict[str, Any]
     guarantees: list[str]
     problem: str
-    provenance: dict[str, Provenance]
+    provenance: dict[str, ProvenanceReply]
     is_in_sync: bool
-    load: Load | None
+    load: LoadReply | None
     counts: Counts | None
     tasks: list[TaskLine]
 
@@ -155,15 +152,15 @@ class AppliedReply(_Reply):
 
 
 class StateReply(_Reply):
-    """Which layer asks for the state, and what the layers together ask for."""
+    """The layer that was written, and the state in the merge of all layers."""
 
     version: int
     layer: str
     effective: str
 
 
-class Changed(_Reply):
-    """One path whose value differs, and what that costs."""
+class ChangedReply(_Reply):
+    """One path whose value differs, and how the change is synchronized."""
 
     path: str
     old: Any
@@ -171,14 +168,14 @@ class Changed(_Reply):
     sync: Literal["complex", "restart", "live"]
 
 
-class JobChange(_Reply):
+class JobChangeReply(_Reply):
     """What a change would do to one job."""
 
     model_config = ConfigDict(extra="allow")
 
     job: str
     change: str
-    changed: list[Changed]
+    changed: list[ChangedReply]
     restarts: list[str]
     tasks_after: int
     state_kept: bool
@@ -186,14 +183,14 @@ class JobChange(_Reply):
 
 
 class Planned(_Reply):
-    """What would change, and the other file whose pipeline would be replaced ("": none)."""
+    """What would change, and the file of the other pipeline that would be replaced ("": none)."""
 
-    changes: list[JobChange]
+    changes: list[JobChangeReply]
     replaces: str
 
 
-class Submitted(_Reply):
-    """The expected version of every job written, and what was done to it."""
+class SubmittedReply(_Reply):
+    """The expected version of every written job, and what was done."""
 
     jobs: dict[str, int]
     done: dict[str, Literal["created", "updated", "unchanged", "reset", "stopped"]]
@@ -203,20 +200,20 @@ class Layers(_Reply):
     """The layers of a job at one version, lowest first."""
 
     version: int
-    layers: list[Layer]
+    layers: list[LayerReply]
 
 
 class HistoryPage(_Reply):
-    """Writes of layers, newest first, and before which version the next page begins."""
+    """Writes of layers, newest first; `next` is the `before` of the next page."""
 
-    history: list[Layer]
+    history: list[LayerReply]
     next: int | None
 
 
 class Diff(_Reply):
-    """What differs."""
+    """Differences of two configs."""
 
-    changes: list[Changed]
+    changes: list[ChangedReply]
 
 
 class AuditEntry(_Reply):
@@ -233,14 +230,14 @@ class AuditEntry(_Reply):
 
 
 class AuditPage(_Reply):
-    """Changes, newest first, and before which id the next page begins."""
+    """Changes, newest first; `next` is the `before` of the next page."""
 
     entries: list[AuditEntry]
     next: int | None
 
 
 class LayerKind(_Reply):
-    """One level of the expected config."""
+    """One kind of layer of the expected config."""
 
     name: str
     precedence: int
@@ -250,13 +247,13 @@ class LayerKind(_Reply):
 
 
 class LayerKinds(_Reply):
-    """Every layer there is, lowest first."""
+    """Every kind of layer, lowest first."""
 
     layers: list[LayerKind]
 
 
 class Token(_Reply):
-    """What is known of a token; not the token."""
+    """A token's metadata, without its secret."""
 
     id: str
     name: str
@@ -265,9 +262,7 @@ class Token(_Reply):
     issued_ms: int
     issued_by: str
     revoked_ms: int
-    container: str = Field(
-        description="The only one that it speaks for; none: no container, or not used yet."
-    )
+    container: str = Field(description='The container for which it is valid; "": none, or not used yet.')
 
 
 class Tokens(_Reply):
@@ -277,7 +272,7 @@ class Tokens(_Reply):
 
 
 class IssuedToken(Token):
-    """A new token. It is seen this once: a repeat of the request gets null in its place."""
+    """A new token. The secret is shown only once: a repeat of the request gets null."""
 
     token: str | None
 
@@ -295,14 +290,14 @@ class JournalEntry(_Reply):
     data: dict[str, Any]
 
 
-class Journal(_Reply):
+class JournalReply(_Reply):
     """Decisions, oldest first."""
 
     entries: list[JournalEntry]
 
 
 class Status(_Reply):
-    """Everything the live table shows."""
+    """Status of all jobs, containers and loops."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -312,7 +307,7 @@ class Status(_Reply):
     loops: dict[str, Any]
 
 
-class Category(_Reply):
+class CategoryReply(_Reply):
     """One category of the bus."""
 
     spec: dict[str, Any]
@@ -322,14 +317,14 @@ class Category(_Reply):
 
 
 class Categories(_Reply):
-    """Every category of the bus; `unreadable`: those that cannot be read, and why."""
+    """Every category of the bus; `unreadable`: those that cannot be read, with the error."""
 
-    categories: list[Category]
+    categories: list[CategoryReply]
     unreadable: dict[str, str] = {}
 
 
 class Watermarks(_Reply):
-    """How far what runs is, and who holds it back."""
+    """Watermarks, and what holds each back."""
 
     subject: str
     held_back: list[dict[str, Any]]
@@ -337,8 +332,8 @@ class Watermarks(_Reply):
     intervals: list[dict[str, Any]]
 
 
-class Examination(_Reply):
-    """What the doctor found, the worst first; what was ruled out, and what could not be looked at."""
+class ExaminationReply(_Reply):
+    """The doctor's findings, the worst first; causes that were ruled out, and facts that were unavailable."""
 
     job: str
     is_well: bool
@@ -348,7 +343,7 @@ class Examination(_Reply):
 
 
 class KeptStates(_Reply):
-    """Some of what a job keeps; `versions`: of which version of each interval it is."""
+    """A page of a job's state; `versions`: the version of each interval that was read."""
 
     job: str
     states: list[dict[str, Any]]
@@ -357,7 +352,7 @@ class KeptStates(_Reply):
 
 
 class KeptTimers(_Reply):
-    """Some of a job's timers."""
+    """A page of a job's timers."""
 
     job: str
     timers: list[dict[str, Any]]
@@ -366,7 +361,7 @@ class KeptTimers(_Reply):
 
 
 class KeptState(_Reply):
-    """What a job keeps for one key."""
+    """State and timers of one key."""
 
     job: str
     key: str
@@ -377,25 +372,25 @@ class KeptState(_Reply):
 
 
 class PackageHash(_Reply):
-    """A package that is here."""
+    """A stored package."""
 
     hash: str
 
 
-class Registered(_Reply):
-    """A container that is known now."""
+class RegisteredReply(_Reply):
+    """A registered container."""
 
     container: str
 
 
-class TaskList(_Reply):
-    """The task list, or what changed in it."""
+class TaskListReply(_Reply):
+    """The task list, or its changes since a version."""
 
     model_config = ConfigDict(extra="allow")
 
 
 class BeatReply(_Reply):
-    """What a container should know and do."""
+    """The reply to a heartbeat: verdict, shards and orders."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -404,14 +399,14 @@ class BeatReply(_Reply):
 
 
 class MetricLine(_Reply):
-    """One metric: a number per minute, null where it is unknown."""
+    """One metric: a value per minute, null where it is unknown."""
 
     unit: str
     values: list[float | None]
 
 
 class JobMetrics(_Reply):
-    """What a job did, minute by minute, oldest first."""
+    """Metrics of a job by minute, oldest first."""
 
     job: str
     first_ms: int
@@ -428,17 +423,17 @@ class LogText(_Reply):
 Responses = dict[int | str, dict[str, Any]]
 
 
-# By name: with a model in each, building the API takes twice as long. `describe_problems` says what it is.
-_A_PROBLEM = {"$ref": f"#/components/schemas/{Problem.__name__}"}
+# A reference: with the model in each route, building the API takes twice as long. See `describe_problems`.
+_A_PROBLEM = {"$ref": f"#/components/schemas/{ProblemReply.__name__}"}
 
 
 def describe_problems(description: dict[str, Any]) -> None:
-    """Add what every refusal looks like to a description of the API."""
-    description["components"]["schemas"][Problem.__name__] = Problem.model_json_schema()
+    """Add the schema of problems to the OpenAPI description."""
+    description["components"]["schemas"][ProblemReply.__name__] = ProblemReply.model_json_schema()
 
 
 def problems(*statuses: int) -> Responses:
-    """How a route's refusals are described; each may refuse the token, the role, the input, the rate."""
+    """The OpenAPI description of a route's errors: those of every route, and `statuses`."""
     return {
         status: {"content": {PROBLEM: {"schema": _A_PROBLEM}}, "description": DESCRIPTIONS[status]}
         for status in sorted({*EVERY_ROUTE, *statuses})
@@ -446,19 +441,19 @@ def problems(*statuses: int) -> Responses:
 
 
 DESCRIPTIONS = {
-    400: "The request does not say which host it is for",
-    401: "No token, or a bad one",
-    403: "The role may not do this, or the state of things forbids it",
-    404: "Nothing of that name",
-    409: "Decided on another version; the current one is inside and in ETag",
+    400: "The request has no valid Host header",
+    401: "No token, or an invalid one",
+    403: "The role may not do this, or the current state forbids it",
+    404: "Not found",
+    409: "Based on another version; the current one is in the body and in ETag",
     413: "The body is too large",
     422: "The input is not valid; nothing was changed",
-    428: "If-Match is needed here",
-    429: "Too many requests of this token",
+    428: "If-Match is required",
+    429: "Too many requests with this token",
     431: "The headers are too large",
-    500: "A bug",
-    503: "The store does not answer: try again, with the same Idempotency-Key",
-    507: "No room left; nothing was half-written",
+    500: "Internal error",
+    503: "The store does not answer: retry with the same Idempotency-Key",
+    507: "The disk is full; nothing was written",
 }
 EVERY_ROUTE = (400, 401, 403, 413, 422, 429, 431, 503)
 WRITING = (404, 409, 507)

@@ -1,5 +1,5 @@
-"""What routes use. Every process that serves the API has `Services`, over its own handle of the store; the
-process that holds the leases is a `Control`, which has more.
+"""The services that routes call. Every API process has `Services`, over its own handle of the store; the
+process that holds the leases has `Control`, which adds the services with state in memory.
 """
 
 from __future__ import annotations
@@ -48,17 +48,17 @@ if TYPE_CHECKING:  # what only the lease holder has; a worker starts sooner with
 
 
 class Scaling(Protocol):
-    """The auto scaler's last load and reason of each job, which no store has."""
+    """The auto scaler's last load and last decision for each job; they are in memory only."""
 
     def load_of(self, job: str) -> JobLoad | dict[str, Any] | None:
-        """The load of a job; None: not known."""
+        """The load of a job; None: unknown."""
 
     def reason_of(self, job: str) -> str:
-        """Why it has the tasks it has, "" if nothing was decided."""
+        """The reason of the last scaling decision; "" if there is none."""
 
 
 class Services(ABC):
-    """Everything that needs only the store, the bus and the rows: any process can serve it."""
+    """Services that need only the store, the bus and the rows: any API process can provide them."""
 
     scaling: Scaling
 
@@ -77,7 +77,7 @@ class Services(ABC):
 
     @abstractmethod
     def wake_syncer(self) -> None:
-        """Tell the State Syncer that something else is expected of a job."""
+        """Wake the State Syncer: a job's expected config changed."""
 
     # -- jobs -------------------------------------------------------------------------------------------
 
@@ -89,9 +89,9 @@ class Services(ABC):
         hash_ = str(package.get("hash", "")) if isinstance(package, Mapping) else ""
         if hash_ and not self.packages.has(hash_):
             raise NotFound(
-                f"the package {hash_[:12]}… is not here",
-                why="it must be put before the pipeline",
-                fix="submit again",
+                f"the package {hash_[:12]}… is not stored on this server",
+                why="a pipeline's package must be uploaded before the pipeline",
+                fix="submit again with `penstock submit`, which uploads both",
             )
         done = self.jobs.submit_pipeline(
             dict(compiled),
@@ -105,26 +105,26 @@ class Services(ABC):
         return asdict(done)
 
     def plan_pipeline(self, compiled: Mapping[str, Any]) -> dict[str, Any]:
-        """What submitting would change, and the other file whose pipeline it would replace."""
+        """What a submit would change, and the file of the other pipeline that it would replace."""
         changes, replaces = self.jobs.plan_submit(dict(compiled))
         return {"changes": [change.to_json() for change in changes], "replaces": replaces}
 
     # -- streams ----------------------------------------------------------------------------------------
 
     def category_views(self) -> dict[str, Any]:
-        """Every category, and of those that cannot be read why."""
+        """Every category; for those that cannot be read, the error."""
         views, unreadable = [], {}
         for name in self.log.names():
             try:
                 views.append(self.category_view(name))
             except NotFound:
-                continue  # it is just being made
+                continue  # its creation is not complete
             except PenstockError as error:
                 unreadable[name] = f"{error.what}: {error.why}"
         return {"categories": views, **({"unreadable": unreadable} if unreadable else {})}
 
     def category_view(self, name: str) -> dict[str, Any]:
-        """One category: spec, birth, how much is in it, how far its watermark is."""
+        """One category: spec, birth, end offsets and watermark."""
         category = self.log.describe(name)
         return {
             "spec": category_to_json(category.spec),
@@ -134,12 +134,13 @@ class Services(ABC):
         }
 
     def create_category(self, spec: CategorySpec, *, actor: str) -> bool:
-        """Create a category for records from outside; False if it was there, with the same spec."""
+        """Create a category for external records; False if it exists already with the same spec."""
         if spec.watermark not in ("event_time", "injector"):
             raise ConfigError(
                 f"no such watermark: {spec.watermark!r}",
-                why="records from outside have `event_time` or `injector`; `producers` is for jobs' outputs",
-                fix="choose one of the two",
+                why="a category for external records has `event_time` or `injector`; "
+                "`producers` is for outputs of jobs",
+                fix="choose `event_time` or `injector`",
             )
         is_new = spec.name not in self.log.names()
         self.log.create(spec)
@@ -148,16 +149,16 @@ class Services(ABC):
             actor=actor,
             kind="category",
             subject=spec.name,
-            # Said in both cases: the bus is no part of this transaction, and a crash may lie in between.
-            decision="created" if is_new else "asked for again: it was there",
-            reason="asked to",
+            # Written in both cases: a crash after `create` may have lost the first entry.
+            decision="created" if is_new else "create repeated: it exists already",
+            reason="requested",
         )
         self.journal.append(None, entry)
         return is_new
 
 
 class Control(Services):
-    """The control plane, as far as routes use it: also the memory of its loops."""
+    """Services of the control plane process, which also has the state of its loops in memory."""
 
     task_service: TaskService
     lending: LendingService
@@ -174,15 +175,15 @@ class Control(Services):
     @property
     @abstractmethod
     def is_active(self) -> bool:
-        """Whether this instance does more than answer requests."""
+        """Whether this instance is the active control plane, not a standby."""
 
     @abstractmethod
     def wake_shard_manager(self) -> None:
-        """Tell the Shard Manager that something else is wanted of shards."""
+        """Wake the Shard Manager: what is wanted of shards changed."""
 
     @abstractmethod
     def loop_counts(self) -> dict[str, dict[str, int]]:
-        """How often each loop went round, and how often that failed."""
+        """Rounds and failed rounds of each loop."""
 
     @abstractmethod
     def register_container(self, name: str, incarnation: str, *, folder_id: str) -> None:
@@ -190,23 +191,23 @@ class Control(Services):
 
     @abstractmethod
     def on_beat_arrival(self, beat: Heartbeat) -> None:
-        """A heartbeat has arrived; its reply may take a while."""
+        """Record the arrival of a heartbeat, before it is processed."""
 
     @abstractmethod
     def answer_beats(self, beats: Sequence[Heartbeat]) -> list[HeartbeatReply]:
-        """The replies to heartbeats that arrived, in one transaction."""
+        """Process a batch of heartbeats in one transaction; returns their replies."""
 
     @abstractmethod
     def on_container_dead(self, name: str, folder_id: str | None = None) -> bool:
-        """The host reports that a container ended; `folder_id` proves that it is its host."""
+        """The container's host reports that it ended; `folder_id` proves that the caller is its host."""
 
     @abstractmethod
     def task_list(self, since: int | None) -> tuple[int, bytes]:
-        """The task list, or what changed in it, as JSON with its version."""
+        """The task list, or its changes since a version, as JSON; and its version."""
 
     @abstractmethod
     def installation(self) -> dict[str, str]:
-        """What a container must know to join."""
+        """The settings that a container needs to join."""
 
 
 class ScalingHere:
@@ -224,13 +225,13 @@ class ScalingHere:
         return decision.reason if decision else ""
 
     def all(self) -> dict[str, tuple[JobLoad | None, str]]:
-        """Every job of which something is known."""
-        jobs = {*list(self._scaler.loads), *list(self._scaler.decisions)}  # the scaler adds to them
+        """Load and reason of every job that has one of them."""
+        jobs = {*list(self._scaler.loads), *list(self._scaler.decisions)}  # copies: the scaler adds to both
         return {job: (self.load_of(job), self.reason_of(job)) for job in sorted(jobs)}
 
 
-class Ask:
-    """Makes what every change is asked with, at this moment."""
+class WriteArguments:
+    """Makes the arguments that every write takes: actor, reason, idempotency key and time."""
 
     def __init__(self, services: Services) -> None:
         self._clock = services.clock
@@ -242,12 +243,12 @@ class Ask:
 
 
 def actor_of(caller: Caller) -> Actor:
-    """Whoever holds the token, as the services know them."""
+    """The caller as the services' actor."""
     return Actor(name=caller.name, role=caller.role)
 
 
 def check_package(services: Services, job: str, config: Mapping[str, Any]) -> None:
-    """NotFound if this names a package that nobody put here, and that the job does not name already."""
+    """NotFound if the config names a package that is neither stored nor named by the job already."""
     package = config.get("package")
     hash_ = package.get("hash") if isinstance(package, Mapping) else config.get("package.hash")
     if not isinstance(hash_, str) or services.packages.may_have(hash_):
@@ -259,11 +260,11 @@ def check_package(services: Services, job: str, config: Mapping[str, Any]) -> No
     if (merged.get("package") or {}).get("hash") != hash_:
         raise NotFound(
             f"there is no package {hash_[:12]!r}",
-            why=f"job {shown(job)} would name code that nobody put here, and its tasks could not start",
-            fix="put the package first (`penstock submit` does), or correct its hash",
+            why=f"job {shown(job)} would name code that was never uploaded, and its tasks could not start",
+            fix="upload the package first (`penstock submit` does), or correct its hash",
         )
 
 
 def version_of(if_match: str | None) -> int | None:
-    """The version that an ETag names; None: whatever there is. Requires: the header's pattern was checked."""
+    """The version in an ETag; None: any version. Requires: the header's pattern was checked."""
     return None if if_match is None or if_match == "*" else int(if_match.strip('"'))

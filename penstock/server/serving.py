@@ -1,6 +1,6 @@
-"""Serving the API: a bound port, a thread that answers on it, and the limits of a connection.
+"""Serves the API: the listening socket, the server thread, and the limits of a connection.
 
-Beyond loopback only with TLS: a token that crosses a network in the clear is everybody's.
+Beyond loopback TLS is required, because requests carry tokens.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from penstock.server.limits import HEADER_BYTES_MAX
 
 HOST = "127.0.0.1"
 PREFIX = "/api/v1"
-OPEN_ROUTES = frozenset({f"{PREFIX}/health"})  # for which no token is asked
-STREAMED = f"{PREFIX}/packages/"  # bodies that are read in pieces, by their route
-# Each container keeps one; the paper's fleets have thousands.
+OPEN_ROUTES = frozenset({f"{PREFIX}/health"})  # without a token
+STREAMED = f"{PREFIX}/packages/"  # bodies that the route reads in chunks
+# Each container keeps one connection; the paper's fleets have thousands.
 CONNECTIONS_MAX = 8_000
-# A client that keeps a connection is spared a handshake; one that only holds it is not.
+# Longer than the interval of heartbeats; an idle connection is closed after it.
 KEEP_ALIVE_S = 20
 BACKLOG = 512
-HEAD_S = 10.0  # a request's head is here by then, from its first byte or from the connection's start
-STALL_S = 30.0  # the next piece of a body is here by then
-HEAD_BYTES_MAX = 4 * HEADER_BYTES_MAX  # a head that is a little too large gets an answer that says so
+HEAD_S = 10.0  # timeout of a request's head, from its first byte or from the connection's start
+STALL_S = 30.0  # timeout between two pieces of a body
+HEAD_BYTES_MAX = 4 * HEADER_BYTES_MAX  # a head between the two limits gets an error response
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +45,7 @@ class Tls:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listening:
-    """Where to listen: an address that is loopback, or any with TLS; `name` is what callers call it."""
+    """Where to listen: a loopback address, or any address with TLS; `name` is the host name in its URL."""
 
     host: str = HOST
     port: int = 0
@@ -53,24 +53,24 @@ class Listening:
     name: str = ""
 
     def check(self) -> None:
-        """Refuse what would show tokens to a network, before anything is started."""
+        """Refuse an address beyond loopback without TLS, and a certificate that cannot be loaded."""
         if not _is_loopback(self.host) and self.tls is None:
             raise ConfigError(
-                f"will not listen on {self.host}",
-                why="other machines can reach it, and without TLS everybody in between could read tokens",
+                f"cannot listen on {self.host} without TLS",
+                why="other machines can reach this address, and tokens would cross the network unencrypted",
                 fix="give --tls-cert and --tls-key, or listen on 127.0.0.1",
             )
         if self.tls is not None:
             tls_context(self.tls)
 
     def url(self, port: int) -> str:
-        """How this machine reaches it."""
+        """The URL under which this machine reaches the listener."""
         host = self.name or ("localhost" if ipaddress.ip_address(self.host).is_unspecified else self.host)
         return f"{'http' if self.tls is None else 'https'}://{f'[{host}]' if ':' in host else host}:{port}"
 
 
 def tls_context(tls: Tls) -> ssl.SSLContext:
-    """What the server shows: TLS 1.2 or newer, with this certificate."""
+    """The server's TLS context: version 1.2 or newer, with this certificate."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     try:
@@ -79,7 +79,7 @@ def tls_context(tls: Tls) -> ssl.SSLContext:
         raise EnvironmentProblem(
             "cannot use this certificate",
             why=f"{tls.cert} with {tls.key}: {error}",
-            fix="give a certificate and its own key, unencrypted, as PEM files",
+            fix="give a certificate and its own unencrypted key, as PEM files",
         ) from error
     return context
 
@@ -92,7 +92,7 @@ def bind(listening: Listening) -> socket.socket:
     """A listening socket (port 0: any free one), before anything else is started."""
     listening.check()
     family = socket.AF_INET6 if ":" in listening.host else socket.AF_INET
-    # Named as TCP, else asyncio leaves Nagle's delay on, which costs 40 ms per answer.
+    # Named as TCP, else asyncio does not set TCP_NODELAY, which costs 40 ms per response.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
@@ -102,16 +102,16 @@ def bind(listening: Listening) -> socket.socket:
         listener.close()
         raise EnvironmentProblem(
             f"cannot listen on port {listening.port} of {listening.host}",
-            why=f"{error.strerror or error}: another program may hold it",
-            fix="stop what listens there, or take another with --port (0: any free one)",
+            why=f"{error.strerror or error}: another program may be using it",
+            fix="stop that program, or choose another port with --port (0: any free one)",
         ) from error
     return listener
 
 
 class BoundedHttp(HttpToolsProtocol):
-    """One connection. A caller that sends slowly, or a head without end, is not waited for.
+    """One connection, with timeouts for the head and the body and a limit for the head.
 
-    What is cut off has not begun to be handled, or is a body that never came whole.
+    A connection is closed only before its request is handled: its head or its body is incomplete.
     """
 
     head_s, stall_s = HEAD_S, STALL_S
@@ -124,10 +124,10 @@ class BoundedHttp(HttpToolsProtocol):
 
     def connection_made(self, transport: Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._wait(self.head_s)
+        self._set_timeout(self.head_s)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._wait(None)
+        self._set_timeout(None)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -137,13 +137,13 @@ class BoundedHttp(HttpToolsProtocol):
             if self._head_bytes > HEAD_BYTES_MAX:
                 self.transport.close()
         elif self._reads_body:
-            self._wait(self.stall_s)
+            self._set_timeout(self.stall_s)
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._reads_head, self._head_bytes = True, 0
         if self._timer is None:
-            self._wait(self.head_s)
+            self._set_timeout(self.head_s)
 
     def on_headers_complete(self) -> None:
         self._reads_head, self._reads_body = False, True
@@ -151,11 +151,11 @@ class BoundedHttp(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         self._reads_body = False
-        self._wait(None)
+        self._set_timeout(None)
         super().on_message_complete()
 
-    def _wait(self, seconds: float | None) -> None:
-        """Cut the connection off after this time; None: however long it takes."""
+    def _set_timeout(self, seconds: float | None) -> None:
+        """Start the timeout that closes the connection; None stops it."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -164,16 +164,16 @@ class BoundedHttp(HttpToolsProtocol):
 
 
 class Server(uvicorn.Server):
-    """Lets go of those who wait for events or task lists when it ends; other requests are answered."""
+    """Ends event streams and long polls of the task list at shutdown; other requests are completed."""
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        for waited_for in self.config.app.state.waited_for:  # type: ignore[union-attr]
-            waited_for.close()
+        for waiters in self.config.app.state.long_polls:  # type: ignore[union-attr]
+            waiters.close()
         await super().shutdown(sockets)
 
 
 def server_config(app: FastAPI, tls: Tls | None) -> uvicorn.Config:
-    """How every server of ours runs. Whoever starts it also takes the signals; a thread cannot."""
+    """The configuration of every API server. In a thread the server does not handle signals."""
     return uvicorn.Config(
         app,
         loop="uvloop",
@@ -192,7 +192,7 @@ def server_config(app: FastAPI, tls: Tls | None) -> uvicorn.Config:
 
 
 class ApiServer:
-    """Answers requests in a thread of its own, from `start` to `stop`."""
+    """The API in a thread of this process, from `start` to `stop`."""
 
     def __init__(self, api: FastAPI, listener: socket.socket, listening: Listening | None = None) -> None:
         self.api, self._listener, self._listening = api, listener, listening or Listening()
@@ -201,26 +201,26 @@ class ApiServer:
 
     @property
     def port(self) -> int:
-        """The number of its port."""
+        """The port number."""
         return int(self._listener.getsockname()[1])
 
     @property
     def url(self) -> str:
-        """Where it answers."""
+        """The URL of the API."""
         return self._listening.url(self.port)
 
     @property
     def is_serving(self) -> bool:
-        """Whether the thread runs."""
+        """Whether the server thread runs."""
         return self._thread.is_alive()
 
     def start(self) -> ApiServer:
-        """Begin to answer; what was asked before waits in the socket's queue."""
+        """Start the server thread; earlier connections wait in the socket's backlog."""
         self._thread.start()
         return self
 
     def stop(self, timeout_s: float = 5) -> None:
-        """Answer what is under way, then end."""
+        """Complete the requests in progress, then end."""
         self._server.should_exit = True
         if self._thread.ident is not None:
             self._thread.join(timeout_s)

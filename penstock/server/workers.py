@@ -1,9 +1,8 @@
-"""Server workers: a few equal processes that share the socket of the API, and their parent's side of them.
+"""Server workers: equal processes that share the API's socket, and the parent's side of them.
 
-Each has the whole API over its own handle of the store, and serves every request but those that need the
-memory of the process that holds the leases. These it passes on to that process's own listener, to which
-containers send their heartbeats directly. A worker keeps nothing: it is replaced when it dies, and ends with
-its parent.
+Each worker serves all requests over its own handle of the store, except those that need the memory of the
+control plane process. It forwards these to the control plane's own listener, to which containers send their
+heartbeats directly. A worker has no state: it is replaced when it dies, and ends with its parent.
 """
 
 from __future__ import annotations
@@ -30,23 +29,23 @@ from penstock.core.errors import EnvironmentProblem
 from penstock.core.loop import Loop, ThreadExecutor
 from penstock.db.database import Database
 from penstock.scaling.metrics.frames import JobLoad
-from penstock.server.api import PassOn, build_api
+from penstock.server.api import ControlProxy, build_api
 from penstock.server.services import Control, ScalingHere, Services
 from penstock.server.serving import ApiServer, Listening, Server, Tls, server_config
 from penstock.settings import Settings
 
-ALLOCATIONS = 50_000  # more objects than before, not 700: a round over 100,000 jobs makes millions that stay
-# Where somebody waits for an answer: to look through 50,000 takes up to 0.1 s, in which all wait.
+ALLOCATIONS = 50_000  # not 700: a round over 100,000 jobs makes millions of objects that stay
+# Thresholds where requests are answered: a collection over 50,000 objects pauses all of them up to 0.1 s.
 SERVING = (2_000, 5, 1_000)
-TURN_S = 0.0005  # not 5 ms: a thread that asks SQLite for ten rows gives its turn away ten times
+TURN_S = 0.0005  # not 5 ms: a thread that reads ten rows from SQLite releases the GIL ten times
 
 
 def tune_process(*, serving: bool = False) -> None:
-    """Garbage in cycles is looked for rarely, never in what is loaded by now; threads take short turns.
+    """Tune the garbage collector and the GIL: rare collections, without objects loaded by now; short turns.
 
-    Measured in a release of 100,000 jobs: an eighth of the time went into collections that found nothing; and
-    under 600 requests a second beside the State Syncer: reads waited four times as long for their turns.
-    `serving`: it only answers requests. Collections are short and frequent.
+    Measured in a release of 100,000 jobs: an eighth of the time went into collections that found nothing;
+    under 600 requests a second beside the State Syncer, reads waited four times as long for the GIL.
+    `serving`: a process that only answers requests has short and frequent collections.
     """
     gc.collect()
     gc.freeze()
@@ -60,11 +59,11 @@ VARIABLE = "PENSTOCK_WORKER"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSettings:
-    """What a worker is given when it starts."""
+    """The start arguments of a worker."""
 
-    listener: int  # the inherited socket's number
-    control: str  # where the control plane's own listener is, as this machine reaches it
-    named: str  # and as containers are told
+    listener: int  # file descriptor of the inherited socket
+    control: str  # URL of the control plane's own listener on this machine
+    named: str  # the same listener as containers reach it
     settings: dict[str, Any]
     any_address: bool = False
     cert: str = ""
@@ -79,7 +78,7 @@ class WorkerSettings:
 
 
 class Worker(Services):
-    """The services of one worker, which writes a line to its parent when the syncer should look."""
+    """The services of one worker; it writes a line to its parent to wake the State Syncer."""
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings, Database(settings.database or settings.folder / "store.db"))
@@ -87,19 +86,19 @@ class Worker(Services):
         os.set_blocking(sys.stdout.fileno(), False)
 
     def wake_syncer(self) -> None:
-        # A full pipe was written to often enough, and a broken one means that the parent has ended.
+        # A full pipe has wake-ups enough; a broken one means that the parent has ended.
         with contextlib.suppress(BlockingIOError, BrokenPipeError):
             os.write(sys.stdout.fileno(), b"\n")
 
 
 class ScalingElsewhere:
-    """`Scaling` as the control plane last sent it, a line whenever it changes."""
+    """`Scaling` as last received from the control plane, which sends a line after each change."""
 
     def __init__(self) -> None:
         self._known: dict[str, tuple[dict[str, Any] | None, str]] = {}
 
     def take(self, line: str) -> None:
-        """Replace everything."""
+        """Replace the state by a received line."""
         self._known = msgspec.json.decode(line)
 
     def load_of(self, job: str) -> dict[str, Any] | None:
@@ -110,14 +109,14 @@ class ScalingElsewhere:
 
 
 def run_worker(given: WorkerSettings) -> None:
-    """Serve until standard input ends, or SIGTERM, which lets requests under way finish."""
+    """Serve until standard input ends, or until SIGTERM, which completes the requests in progress."""
     structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
     settings = Settings(**given.settings)
     worker = Worker(settings)
     threading.Thread(target=_listen, args=(worker.scaler,), name="control plane", daemon=True).start()
     api = build_api(
         worker,
-        pass_on=PassOn(given.control, trust=_pinned(given.tls), named=given.named),
+        pass_on=ControlProxy(given.control, trust=_pinned(given.tls), named=given.named),
         names=settings.name,
         any_address=given.any_address,
     )
@@ -129,13 +128,13 @@ def _listen(scaling: ScalingElsewhere) -> None:
     try:
         for line in sys.stdin:
             scaling.take(line)
-    finally:  # also when the last line is half a line
-        # Without the control plane there is nothing to serve, and the next one needs the port.
+    finally:  # also if the last line is incomplete
+        # The control plane has ended, and the next one needs the port.
         os._exit(0)
 
 
 def _pinned(tls: Tls | None) -> ssl.SSLContext | None:
-    """Trust the certificate that we show ourselves, and no other, whatever name is in it."""
+    """A TLS context that trusts only our own certificate, whatever host name is in it."""
     if tls is None:
         return None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -151,7 +150,7 @@ def _pinned(tls: Tls | None) -> ssl.SSLContext | None:
 @dataclass(slots=True)
 class _Child:
     process: subprocess.Popen[str]
-    told: str = ""  # what it knows of the scaler
+    sent: str = ""  # the scaling state that it has
 
 
 class ApiProcesses:
@@ -167,7 +166,7 @@ class ApiProcesses:
         self._listener, self._listening, self._plane = listener, listening, plane
         any_address, tls, names = listening.tls is not None, listening.tls, plane.settings.name
         self.control = ApiServer(build_api(plane, names=names, any_address=any_address), control, listening)
-        # The worker needs no address of those who are told of alarms, and they are secrets.
+        # The addresses of alarm receivers are secrets, and workers do not need them.
         settings = plane.settings.model_copy(update={"alarm_webhook": "", "alarm_channels": ""})
         self._given = WorkerSettings(
             listener=listener.fileno(),
@@ -183,33 +182,33 @@ class ApiProcesses:
         self._readers = ThreadExecutor("worker's wake-ups", threads=settings.workers + 1)
         self._scaling = ScalingHere(plane.scaler)
         self._sent: dict[str, tuple[JobLoad | None, str]] | None = None
-        self._news = ""
+        self._line = ""
         self._loop = Loop("workers", self._check, every_ms=CHECK_MS)
 
     @property
     def url(self) -> str:
-        """Where the API is."""
+        """The URL of the API."""
         return self._listening.url(self._listener.getsockname()[1])
 
     @property
     def is_serving(self) -> bool:
-        """Whether requests are answered; a worker that died is replaced in a moment."""
+        """Whether the API is up; a dead worker does not count, since it is replaced."""
         return self.control.is_serving
 
     @property
     def pids(self) -> tuple[int, ...]:
-        """The processes of the workers that run now."""
+        """Process ids of the running workers."""
         return tuple(child.process.pid for child in self._children)
 
     def start(self) -> ApiProcesses:
-        """Begin to answer; requests that came before wait in the socket's queue."""
+        """Start listener and workers; earlier connections wait in the socket's backlog."""
         self.control.start()
         self._children = [self._spawn() for _ in range(self._count)]
         self._loop.start()
         return self
 
     def stop(self, timeout_s: float = 5) -> None:
-        """End the workers, then the listener that they pass requests on to."""
+        """End the workers, then the listener to which they forward requests."""
         self._loop.stop()
         for child in self._children:
             child.process.terminate()
@@ -226,14 +225,14 @@ class ApiProcesses:
             pass_fds=[self._given.listener],
             start_new_session=True,  # Ctrl-C is for the control plane, which ends its workers
             text=True,
-            # Not among its arguments, which everybody can read: a database's URL may have a password.
+            # Not as arguments, which all users of the machine can read: a database URL may have a password.
             env={**os.environ, VARIABLE: json.dumps(asdict(self._given))},
         )
         self._readers.start(partial(self._read, process))
         return _Child(process)
 
     def _read(self, process: subprocess.Popen[str]) -> None:
-        """Wake the State Syncer for what the worker changed, until the worker has ended."""
+        """Wake the State Syncer whenever the worker writes to its pipe, until the worker ends."""
         assert process.stdout is not None
         with process.stdout as lines:
             while os.read(lines.fileno(), 4096):
@@ -241,30 +240,30 @@ class ApiProcesses:
 
     def _check(self) -> None:
         scaling = self._scaling.all()
-        if scaling != self._sent:  # it changes much less often; of a large fleet the text is megabytes
-            self._sent, self._news = scaling, msgspec.json.encode(scaling).decode()
+        if scaling != self._sent:  # encoded only after a change: for a large fleet the text has megabytes
+            self._sent, self._line = scaling, msgspec.json.encode(scaling).decode()
         codes = []
         for number, child in enumerate(self._children):
             if child.process.poll() is not None:
                 codes.append(child.process.returncode)
                 _end(child, 0)
                 self._children[number] = self._spawn()
-            _send(self._children[number], self._news)
+            _send(self._children[number], self._line)
         if codes:
-            # The loop waits longer each time: one that cannot start must not take all the CPU.
+            # The error makes the loop back off: a worker that cannot start must not take all the CPU.
             raise EnvironmentProblem(
-                "a server worker died", why=f"it ended with code {codes[0]}", fix="nothing: there is another"
+                "a server worker ended", why=f"its exit code was {codes[0]}", fix="nothing: it was replaced"
             )
 
 
-def _send(child: _Child, news: str) -> None:
-    if news == child.told:
+def _send(child: _Child, line: str) -> None:
+    if line == child.sent:
         return
     assert child.process.stdin is not None
-    with contextlib.suppress(BrokenPipeError):  # it is dying: the next one is sent everything
-        child.process.stdin.write(news + "\n")
+    with contextlib.suppress(BrokenPipeError):  # it has ended: its successor gets the whole state
+        child.process.stdin.write(line + "\n")
         child.process.stdin.flush()
-        child.told = news
+        child.sent = line
 
 
 def _end(child: _Child, timeout_s: float) -> None:
@@ -281,7 +280,7 @@ def _end(child: _Child, timeout_s: float) -> None:
 
 
 def _local(host: str) -> str:
-    """How this machine reaches what listens at `host`."""
+    """The address under which this machine reaches a listener at `host`."""
     return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
 
 

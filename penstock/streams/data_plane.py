@@ -1,5 +1,5 @@
-"""What a plan creates before tasks may open it: categories, intervals, producers; and how a plan fences old
-tasks. A plain process has none of these, so nothing is made for it and nothing can fence it.
+"""The data plane as plans use it: create categories, intervals and producers before tasks start, fence old
+tasks. A process job has none of these, so nothing is created for it and it cannot be fenced.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class StreamDataPlane:
     """The bus and the row store, as the State Syncer uses them. Every call may be repeated."""
 
     def __init__(self, log: Log, rows: RowStore, *, rows_place: str = "") -> None:
-        """`rows_place`: where the rows are; "": not told, and places of checkpoints are not looked at."""
+        """`rows_place`: the place of the rows; "": unknown, and places of checkpoints are not checked."""
         self._log, self._rows, self._rows_place = log, rows, rows_place
 
     def prepare(self, job: str, birth: str, config: JobConfig) -> None:
@@ -41,7 +41,7 @@ class StreamDataPlane:
         if config.kind == "spark":
             if self._rows_place:
                 checkpoint_folder(self._rows_place, job, config)
-            # Its place in its inputs is in its own checkpoint; the row says who may run it.
+            # Its offsets are in its own checkpoint; the row records its owner.
             for ref in intervals_of(job, birth, config):
                 self._rows.create(ref, offsets={}, low=LOW_MIN)
             return
@@ -60,16 +60,13 @@ class StreamDataPlane:
             self._log.register_producer(category, producer)
 
     def unread(self, job: str, birth: str, config: JobConfig, category: str, *, is_stopped: bool) -> str:
-        """Why the tasks of this config are not at the end of an input that its writers leave; "" once they
-        are.
-        """
+        """Why the tasks of this config have not read an abandoned input to its end; "" once they have."""
         if not self._existing({category}):
             return ""
         source = self._log.describe(category)
-        if not is_stopped and self._log.producers(
-            category
-        ):  # before the ends: whoever is gone adds nothing any more
-            return "the job that writes it has not moved on yet"
+        # Before the ends are read: a producer that is unregistered adds no more records.
+        if not is_stopped and self._log.producers(category):
+            return "the job that writes it is still registered as its producer"
         ends, left = self._log.end_offsets(category), 0
         for ref in intervals_of(job, birth, config):
             if ref.partition < len(ends) and self._rows.exists(ref):
@@ -78,12 +75,12 @@ class StreamDataPlane:
         return f"{left} of its {len(ends)} partitions are not read to their end yet" if left else ""
 
     def fence(self, job: str, birth: str, config: JobConfig, *, generation: int) -> None:
-        """Take every interval away from whoever still holds it, and refuse its publishes on all outputs."""
+        """Fence every interval's old owner, and its producers on all outputs."""
         if config.kind == "process":
             raise TaskActionFailed(
                 f"the tasks of {job} cannot be fenced",
-                why="it is a plain process: what it writes does not go through Penstock",
-                fix="wait until its containers confirm that it stopped or their leases are over; "
+                why="it is a process job: its output does not go through Penstock",
+                fix="wait until its containers confirm that it stopped, or their leases expire; "
                 "`penstock task ls` shows where it runs",
             )
         if config.kind == "spark":
@@ -98,19 +95,21 @@ class StreamDataPlane:
                     self._log.fence(output.category, producer, token)
 
     def retire(self, job: str, birth: str, old: JobConfig, new: JobConfig | None) -> None:
-        """Stop waiting for producers that are gone. A stopped job keeps its own: it holds the watermark."""
+        """Unregister producers that the new config no longer has. A stopped job keeps its producers, which
+        hold the watermark.
+        """
         before = self._left_by(job, birth, old)
         after = set() if new is None else self._registered(job, birth, new)
         gone = sorted(before - after)
-        self._see_sent(job, birth, old, {category for category, _ in gone}, is_removed=new is None)
+        self._check_sent(job, birth, old, {category for category, _ in gone}, is_removed=new is None)
         for category, producer in gone:
             self._log.unregister_producer(category, producer)
 
-    def _see_sent(
+    def _check_sent(
         self, job: str, birth: str, old: JobConfig, categories: set[str], *, is_removed: bool
     ) -> None:
-        """Everything that was promised to these categories is there; NotYet if the job's next tasks are to
-        send it. Of a job that is removed no task runs any more: what its outbox holds is sent here.
+        """NotYet if the outbox has unsent rows for these categories, which the job's next tasks will send.
+        A removed job has no more tasks, so its unsent rows are sent here.
         """
         if not categories:
             return
@@ -121,14 +120,14 @@ class StreamDataPlane:
                 send_unsent(ref, rows=self._rows, log=self._log)
             elif found := unsent_categories(ref, rows=self._rows) & categories:
                 raise NotYet(
-                    f"{job} has yet to send what it promised to {', '.join(map(repr, sorted(found)))}",
-                    why="its tasks ended in between, and its next ones begin with it",
-                    fix="nothing, if it runs; `penstock job get` shows its tasks",
+                    f"{job} has unsent output for {', '.join(map(repr, sorted(found)))}",
+                    why="its tasks ended before they sent it; its next tasks send it first",
+                    fix="wait until its tasks run; `penstock job get` shows them",
                 )
 
     def _left_by(self, job: str, birth: str, old: JobConfig) -> set[tuple[str, str]]:
-        """What it may have registered. Of a plan whose inputs never fitted or are gone nothing can be named,
-        and a plan given up before it was prepared made no outputs: the removal must end all the same.
+        """The producers that the old config may have registered. None if its inputs do not exist or do not
+        fit; outputs that were never created are left out, so that a removal always completes.
         """
         inputs = {item.category for item in old.inputs}
         if inputs - self._existing(inputs):
@@ -141,10 +140,10 @@ class StreamDataPlane:
         return {(category, producer) for category, producer in found if category in there}
 
     def _existing(self, names: set[str]) -> set[str]:
-        """Those of these categories that are there."""
+        """Those of these categories that exist."""
         found = set()
         for name in names.intersection(self._log.names()):
-            with suppress(NotFound):  # it is just being made
+            with suppress(NotFound):  # its creation is not complete
                 found.add(self._log.describe(name).spec.name)
         return found
 
@@ -177,7 +176,7 @@ class StreamDataPlane:
     def _starts(self, item: Input, source: Category) -> tuple[int, ...]:
         if item.start == "latest":
             return self._log.end_offsets(source.spec.name)
-        return self._log.start_offsets(source.spec.name)  # the earliest that retention has left
+        return self._log.start_offsets(source.spec.name)  # the oldest that retention has kept
 
     def _registrations(
         self, birth: str, config: JobConfig, sources: Sequence[Category]
@@ -229,8 +228,8 @@ def find_inputs(log: Log, config: JobConfig) -> tuple[InputSpec, ...]:
 def find_outputs(log: Log, job: str, config: JobConfig) -> tuple[OutputSpec, ...]:
     """A job's outputs as its tasks open them.
 
-    The plan made their categories. Only the one for dead letters may be missing: an operator can ask for it
-    without a plan, and then the first task makes it.
+    The plan has created their categories, except that of dead letters: an operator can switch it on without a
+    plan, and then the first task creates it.
     """
     planned = {item.category for item in config.outputs}
     found = []
@@ -251,9 +250,9 @@ def find_outputs(log: Log, job: str, config: JobConfig) -> tuple[OutputSpec, ...
 
 
 def outputs_of(job: str, config: JobConfig) -> list[Output]:
-    """The outputs of a job's tasks: those of its plan, and a place for dead letters if it needs one.
+    """The outputs of a job's tasks: those of its plan, and a category of dead letters if it needs one.
 
-    A plan has one only if the pipeline itself says `poison = "skip"`; an operator may say so later.
+    The plan has it only if the pipeline sets `poison = "skip"`; an operator may set it later.
     """
     skips = config.kind == "stateful" and config.poison == "skip" and not skip_problem(config)
     if not skips or any(is_dead(item.stream) for item in config.outputs):
@@ -275,13 +274,13 @@ def _spec_of(output: Output) -> CategorySpec:
 
 
 def check_places(rows_place: str, config: JobConfig) -> None:
-    """Refuse a job whose tasks would have no place here for what they keep."""
+    """Refuse a job whose checkpoints cannot be stored at this place."""
     if config.kind == "spark":
         checkpoint_folder(rows_place, config.name, config)
 
 
 def interval_of(job: str, birth: str, config: JobConfig, partition: int) -> IntervalRef:
-    """The interval in which a job with this config keeps what it knows of a partition."""
+    """The interval that has a partition's state for a job with this config."""
     interval = interval_birth(birth, config.kind, config.lineage, partition)
     return IntervalRef(job=job, job_birth=birth, partition=partition, birth=interval)
 
@@ -292,7 +291,7 @@ def intervals_of(job: str, birth: str, config: JobConfig) -> Iterator[IntervalRe
 
 
 def _producers(birth: str, config: JobConfig, sources: Sequence[Category], partition: int) -> tuple[str, ...]:
-    """As whom an interval publishes: one for each input it has, or itself if it keeps state."""
+    """The producer ids of an interval: one per input, or one for all if it is stateful."""
     found = (
         _producer(birth, config, source.birth, partition)
         for source in sources

@@ -1,6 +1,4 @@
-"""Where the data lies: names of buses and row stores as text, so that they travel to workers, and how to
-open them.
-"""
+"""Places of buses and row stores as text, which can be sent to workers; how to open and identify them."""
 
 from __future__ import annotations
 
@@ -47,7 +45,7 @@ def open_rows(place: str) -> RowStore:
     if kind == "sqlite":
         return SqliteRows(Path(rest))
     if kind in ("postgresql", "postgres"):
-        # Imported here: workers of an installation on its own disk need no client of PostgreSQL.
+        # Imported here: workers of an installation with rows on disk need no PostgreSQL client.
         from penstock.streams.rows.postgres import PostgresRows
 
         return PostgresRows(place)
@@ -55,7 +53,7 @@ def open_rows(place: str) -> RowStore:
 
 
 def identify(place: str) -> str:
-    """What a bus is, whatever its address: the folder, or the Kafka cluster, which must answer."""
+    """The identity of a bus, independent of its address: the folder, or the cluster, which must answer."""
     kind, _, rest = place.partition(":")
     if kind == "kafka":
         log = _open_kafka(place)
@@ -69,7 +67,7 @@ def identify(place: str) -> str:
 
 
 def identify_rows(place: str, *, make: bool = True) -> str:
-    """What a row store is, whatever its address. `make`: a database that has no rows yet gets its tables."""
+    """The identity of a row store, independent of its address. `make`: create missing tables."""
     kind, _, rest = place.partition(":")
     if kind in ("postgresql", "postgres"):
         from penstock.streams.rows.postgres_server import identify_database
@@ -82,49 +80,49 @@ def identify_rows(place: str, *, make: bool = True) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settled:
-    """Where an installation's streams or states are; nothing is written before `keep`."""
+    """The place of an installation's streams or states; nothing is written before `keep`."""
 
     place: str
     file: Path
-    identity: str = ""  # "": the folder's own disk, of which no note is kept
+    identity: str = ""  # "": the folder's own disk, which is not recorded
 
     def keep(self) -> None:
-        """The folder remembers it, for the times when no place is given."""
+        """Record the place in the folder, for later starts without one."""
         if not self.identity:
             return
         new = self.file.with_suffix(".new")
-        new.touch(mode=0o600)  # an address may carry a password
+        new.touch(mode=0o600)  # a place may contain a password
         new.write_text(json.dumps({"place": self.place, "identity": self.identity}))
         new.replace(self.file)
 
 
 def settle_bus(folder: Path, given: str) -> Settled:
-    """The bus of an installation's folder: the one given, else the one it had before, else its own disk.
+    """The bus of an installation's folder: as given, else as recorded, else on its own disk.
 
-    State in the folder is about records of one bus: another one is refused, another address of it is not.
+    State in the folder belongs to records of one bus: another bus is refused, another address of it is not.
     """
     return _settle(folder, given, what="bus", own="embedded", identify=identify)
 
 
 def settle_rows(folder: Path, given: str) -> Settled:
-    """The row store of an installation's folder, found as its bus is."""
+    """The row store of an installation's folder, by the same rules as its bus."""
     return _settle(folder, given, what="rows", own="sqlite", identify=identify_rows)
 
 
 def kept_bus(folder: Path) -> str:
-    """The bus that a folder's installation had last; "" if it has none but its own."""
+    """The recorded bus of a folder; "" if it is on the folder's own disk."""
     kept = _kept(folder, "bus")
     return "" if kept is None else kept["place"]
 
 
 def kept_rows(folder: Path) -> str:
-    """The row store that a folder's installation had last; "" if it has none but its own."""
+    """The recorded row store of a folder; "" if it is on the folder's own disk."""
     kept = _kept(folder, "rows")
     return "" if kept is None else kept["place"]
 
 
 def _settle(folder: Path, given: str, *, what: str, own: str, identify: Callable[[str], str]) -> Settled:
-    here, kept, file = f"{own}:{folder / what}", _kept(folder, what), _kept_file(folder, what)
+    here, kept, file = f"{own}:{folder / what}", _kept(folder, what), _record_file(folder, what)
     if not given and kept is None:
         return Settled(place=here, file=file)
     place = given or (kept or {})["place"]
@@ -134,27 +132,26 @@ def _settle(folder: Path, given: str, *, what: str, own: str, identify: Callable
         held = {"bus": "streams", "rows": "states"}[what]
         raise ConfigError(
             f"the {held} of {folder} are {'on another bus' if what == 'bus' else 'in another row store'}",
-            why=f"they are on {before}, asked for was {identity}",
+            why=f"they are on {before}, but {identity} was given",
             fix=f"name that one with --{what}, or another folder with --folder",
         )
     return Settled(place=place, file=file, identity="" if place == here else identity)
 
 
-def _kept_file(folder: Path, what: str) -> Path:
+def _record_file(folder: Path, what: str) -> Path:
     return folder / f"{what}.json"
 
 
 def _kept(folder: Path, what: str) -> dict[str, str] | None:
-    file = _kept_file(folder, what)
+    file = _record_file(folder, what)
     try:
-        said = json.loads(file.read_text())
-        return {name: str(said[name]) for name in ("place", "identity")}
+        recorded = json.loads(file.read_text())
+        return {name: str(recorded[name]) for name in ("place", "identity")}
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CorruptData(
-            f"cannot tell on which {'bus the streams' if what == 'bus' else 'row store the states'} of "
-            f"{folder} are",
+            f"the {'bus' if what == 'bus' else 'row store'} of the folder {folder} is unknown",
             why=f"{file} cannot be read: {error}",
             fix=f"restore it, or remove it and name the place with --{what}",
         ) from error
@@ -166,7 +163,7 @@ def _open_kafka(place: str) -> KafkaLog:
         from penstock.streams.bus.kafka.log import KafkaLog
     except ModuleNotFoundError as error:
         raise EnvironmentProblem(
-            "this Python cannot talk to Kafka",
+            "the Kafka client is not installed for this Python",
             why=f"the module {error.name!r} is not installed",
             fix="install penstock with the extra `kafka`",
         ) from error
@@ -174,10 +171,10 @@ def _open_kafka(place: str) -> KafkaLog:
 
 
 def checkpoint_folder(rows: str, job: str, config: JobConfig) -> Path:
-    """Where a query brought as it is keeps its checkpoints; ConfigError if nobody said it. Pure.
+    """The folder of checkpoints of a job of kind `spark`; ConfigError if it is not known. Pure.
 
-    Rows in a folder are used by one machine: there the checkpoints lie beside them. Rows on a server are used
-    from many, and only whoever runs it knows which folder all of them see.
+    Rows in a folder belong to one machine: checkpoints are beside them. Rows on a server are used by many
+    machines: the config must name a folder that all of them share.
     """
     given = config.computation.get("checkpoint")
     if given is None and rows.startswith("sqlite:"):
@@ -185,7 +182,7 @@ def checkpoint_folder(rows: str, job: str, config: JobConfig) -> Path:
     if given is None:
         raise ConfigError(
             f"the query of job {job} has no place for its checkpoint",
-            why="the rows are on PostgreSQL: it may run on any machine, and a folder of one is not on others",
+            why="the rows are on PostgreSQL, so it may run on any machine and needs a shared folder",
             fix=f"mount one on every machine that runs Spark tasks, and name it: {CHECKPOINT_EXAMPLE}",
         )
     found = urlsplit(given) if isinstance(given, str) else None
@@ -193,7 +190,7 @@ def checkpoint_folder(rows: str, job: str, config: JobConfig) -> Path:
     is_plain = found is not None and found.scheme == "file" and not (found.netloc or found.query)
     if found is None or not is_plain or not folder.is_absolute() or ".." in folder.parts:
         raise ConfigError(
-            f"the query of job {job} cannot keep its checkpoint where it is told to",
+            f"the query of job {job} has an invalid checkpoint folder",
             why="plan.computation.checkpoint is not the URI of a folder: file:/// and an absolute path",
             fix=f"mount the storage, and name the folder, e.g. {CHECKPOINT_EXAMPLE}",
         )
@@ -201,10 +198,10 @@ def checkpoint_folder(rows: str, job: str, config: JobConfig) -> Path:
 
 
 def hidden_password(text: str) -> str:
-    """A place, or a text that has some in it, as people may see it. Pure."""
+    """A place, or a text with places, without passwords. Pure."""
     text = re.sub(r"(://[^\s:/@\"']*):[^\s\"']*@", r"\1:***@", text)
     return re.sub(r"([?&](?:ssl)?password=)[^\s&\"']*", r"\1***", text)
 
 
 def _unknown(what: str, place: str, known: str) -> ConfigError:
-    return ConfigError(f"no such {what}: {place!r}", why=f"known forms: {known}", fix=f"write it as {known}")
+    return ConfigError(f"no such {what}: {place!r}", why="its form is not known", fix=f"write it as {known}")

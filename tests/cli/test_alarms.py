@@ -37,7 +37,7 @@ def test_an_alarm_is_listed_shown_and_acknowledged(told: tuple[World, str], run:
     shown = run("alarm", "show", alarm_id, *where).text
     assert "it lags" in shown and "9.5" in shown and "what to do look" in shown
     assert "acknowledged" in run("alarm", "ack", alarm_id, "--why", "mine", *where).text
-    assert "seen by local-oncall" in run("alarm", "ls", "--all", *where).text
+    assert "acknowledged by local-oncall" in run("alarm", "ls", "--all", *where).text
     assert (
         yaml.safe_load(run("alarm", "show", alarm_id, "-o", "yaml", *where).out)["acked_by"] == "local-oncall"
     )
@@ -95,7 +95,7 @@ def test_routes_are_tried(told: tuple[World, str], run: Run):
     assert run("alarm", "test", "-o", "json", *where).json == [
         {"route": "log", "is_taken": True, "answer": ""}
     ]
-    assert "log took it" in run("alarm", "test", "--why", "again", *where).text
+    assert "log accepted" in run("alarm", "test", "--why", "again", *where).text
 
 
 def test_capacity_is_shown(told: tuple[World, str], run: Run):

@@ -75,7 +75,7 @@ def test_a_file_that_is_not_there_is_explained(shared: World, run: Run, tmp_path
         (("set", COUNT, "task_count=3", "--why", " "), "reason", 1),
         (("set", COUNT, "task_count=3", "--why", "a\x1b[31mb"), "why", 1),
         (("set", COUNT, "task_count=3", "--why", "x", "--version", "999"), "999", 4),
-        (("set", COUNT, "owner=\udcff", "--why", "x"), "cannot be sent", 1),
+        (("set", COUNT, "owner=\udcff", "--why", "x"), "cannot be encoded", 1),
         (("set", "zeitgeist.nobody", "task_count=3", "--why", "x"), "zeitgeist.nobody", 3),
         (("set", "..", "task_count=3", "--why", "x"), "..", 1),
         (("set", "a/b", "task_count=3", "--why", "x"), "a/b", 3),
@@ -196,7 +196,7 @@ def test_a_wrong_token_is_explained(
     refused = run(*command, "--folder", shared.folder).is_refused()
     assert "this token is not known" in refused and "pk_wrong" not in refused
     monkeypatch.setenv("PENSTOCK_TOKEN", "not even\none")
-    assert "not a token" in run(*command, "--folder", shared.folder).is_refused()
+    assert "token is not valid" in run(*command, "--folder", shared.folder).is_refused()
     assert shared.everything() == before
 
 

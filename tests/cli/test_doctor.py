@@ -18,7 +18,7 @@ def test_a_job_is_examined(world: World, run: Run):
     found = run("doctor", PARSE, "--folder", world.folder, "-o", "json").json
     assert found["job"] == PARSE and found["ruled_out"]
     said = run("doctor", PARSE, "--folder", world.folder).text
-    assert "well:" in said
+    assert "ruled out:" in said
 
 
 def test_what_the_doctor_advises_can_be_typed_as_it_is_printed(world: World, run: Run):

@@ -102,7 +102,7 @@ def test_a_container_is_cordoned_drained_and_taken_back(cli: Run):
     assert "cordoned c2" in cli("container", "cordon", "c2", "--why", "a look").text
     assert "c2 live nothing, cordoned" in cli("container", "ls").text
     assert "draining c2" in cli("container", "drain", "c2", "--why", "new kernel").text
-    until(lambda: "c2 live nothing, is drained 0" in cli("container", "ls").text)
+    until(lambda: "c2 live nothing, drained 0" in cli("container", "ls").text)
     assert cli("container", "uncordon", "c2", "--why", "it is back", "-o", "json").json["draining"] is False
     assert "new kernel" in cli("journal", "c2").text
 
@@ -162,7 +162,7 @@ def test_tasks_are_listed_and_restarted(cli: Run, fleet: tuple[World, dict[str, 
     assert f"{JOB}/1" in found.text and "unreported" in found.text
     listed = cli("task", "ls", "--container", "c1", "-o", "json").json
     assert f"{JOB}/0" in {row["task_id"] for row in listed}
-    assert f"asked c1 to restart {JOB}/0" in cli("task", "restart", f"{JOB}/0", "--why", "it hangs").text
+    assert f"ordered c1 to restart {JOB}/0" in cli("task", "restart", f"{JOB}/0", "--why", "it hangs").text
     until(lambda: any(order.task_id == f"{JOB}/0" for order in fleet[1]["c1"].orders))
 
 
@@ -251,7 +251,7 @@ def test_following_waits_for_what_is_away_and_goes_where_the_task_goes(capsys: p
     assert said == ["two\n", "", "three\n", "five\n"]
     assert len(pauses) == 3
     err = capsys.readouterr().err
-    assert "a/0 is on c2 now" in err and "some lines were gone" in err
+    assert "a/0 is on c2 now" in err and "some lines were deleted" in err
 
 
 def test_status_says_what_was_late_dropped_put_aside_and_is_waiting(

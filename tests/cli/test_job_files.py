@@ -25,10 +25,10 @@ def read(text: str, name: str = "job.yaml") -> dict[str, Any]:
 REFUSED: dict[str, tuple[str, str]] = {
     "a key twice": (
         "name: a\ntask_count: 1\ntask_count: 2\n",
-        "line 3, column 1: the key 'task_count' is there twice",
+        "line 3, column 1: the key 'task_count' appears twice",
     ),
     "a key twice inside": ("slo:\n  lag_s: 1\n  lag_s: 2\n", "line 3, column 3"),
-    "a key twice in flow": ("{a: 1, a: 2}", "'a' is there twice"),
+    "a key twice in flow": ("{a: 1, a: 2}", "'a' appears twice"),
     "an anchor": ("a: &x 1\n", "line 1, column 4: anchors"),
     "an alias": ("a: *x\n", "anchors and aliases"),
     "a bomb": (BOMB, "line 1, column 4: anchors"),
@@ -67,7 +67,7 @@ def test_what_is_not_plain_data_is_refused_with_its_place(text: str, named: str)
 
 
 JSON_REFUSED: dict[str, tuple[str, str]] = {
-    "a key twice": ('{"a": 1, "a": 2}', "'a' is there twice"),
+    "a key twice": ('{"a": 1, "a": 2}', "'a' appears twice"),
     "not JSON": ('{"a": 1,\n "b" 2}', "line 2, column 6"),
     "YAML": ("a: 1", "line 1, column 1"),
     "not a number": ('{"a": NaN}', "NaN"),

@@ -122,9 +122,13 @@ def test_what_cannot_join_is_refused_at_once(
         (("--join", "http://127.0.0.1:1"), 1, "there is no --token"),
         (("--join", "http://127.0.0.1:1", "--token", "pk_x"), 5, "no control plane answers"),
         (("--join", "nonsense", "--token", "pk_x"), 1, "not the URL of a control plane"),
-        (("--join", "http://127.0.0.1:1", "--token", "two words"), 1, "this is not a token"),
-        (("--join", "http://127.0.0.1:1", "--token", "pk_x", "--name", "../up"), 1, "no container may be"),
-        (("--join", "http://127.0.0.1:1", "--token", "pk_x", "ls"), 1, "takes no further command"),
+        (("--join", "http://127.0.0.1:1", "--token", "two words"), 1, "the token is not valid"),
+        (
+            ("--join", "http://127.0.0.1:1", "--token", "pk_x", "--name", "../up"),
+            1,
+            "is not a valid container name",
+        ),
+        (("--join", "http://127.0.0.1:1", "--token", "pk_x", "ls"), 1, "exclude each other"),
     ],
 )
 def test_a_join_that_cannot_be_says_why(

@@ -49,7 +49,7 @@ def test_the_table_has_a_line_per_metric():
     assert "shops.total, 3 min from" in shown and "·▃█" in shown and "···" in shown
     (busy,) = [line.split() for line in shown.splitlines() if line.split()[:1] == ["busy"]]
     assert busy[:5] == ["busy", "3", "1", "2", "3"]
-    assert "nothing is known of these minutes" in shown
+    assert "no metrics yet" in shown
 
 
 def test_no_number_is_cut_on_a_narrow_terminal():

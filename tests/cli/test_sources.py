@@ -27,7 +27,7 @@ def backfill(run: Run, tmp_path: Path, *arguments: str | Path, described: bool =
 
 
 def test_an_input_is_a_category_and_a_file_that_exists(run: Run, tmp_path: Path, records: Path):
-    assert "it is category=file" in backfill(run, tmp_path, "--input", "queries")
+    assert "it must be category=file" in backfill(run, tmp_path, "--input", "queries")
     there = run(
         "backfill", ZEITGEIST, "--category", QUERIES, "--into", tmp_path / "r", "--input", "queries=nowhere"
     )
@@ -49,7 +49,7 @@ def test_without_bus_and_description_it_says_where_it_looked(run: Run, tmp_path:
     ("content", "why"),
     [
         ("{", "Expecting"),
-        ("[1]", "no JSON object"),
+        ("[1]", "not a JSON object"),
         ('{"name": "q", "partitons": 3}', "did you mean 'partitions'?"),
     ],
 )
@@ -64,11 +64,11 @@ def test_times_are_iso_or_milliseconds(run: Run, tmp_path: Path, records: Path):
     assert read_time("-5") == -5 and read_time("") is None and read_time("1970-01-01T01:00:00+01:00") == 0
     given = ("--input", f"queries={records}")
     assert "not a time: 'noon'" in backfill(run, tmp_path, *given, "--from", "noon")
-    assert "no time between" in backfill(run, tmp_path, *given, "--from", "5", "--to", "5")
+    assert "--from must be before --to" in backfill(run, tmp_path, *given, "--from", "5", "--to", "5")
 
 
 def test_a_format_that_is_none_is_refused(run: Run, tmp_path: Path, records: Path):
-    assert "known: parquet, ndjson" in backfill(
+    assert "the formats are parquet, ndjson" in backfill(
         run, tmp_path, "--input", f"queries={records}", "--format", "csv"
     )
 

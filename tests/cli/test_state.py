@@ -60,7 +60,7 @@ def test_state_is_shown_in_every_form_and_nobody_notices(kept: World, run: Run, 
         after = page["next"]
     assert sorted(pages) == sorted(f"query {n}" for n in range(20))
     said = run("state", "scan", COUNT, "--prefix", "query 1", "--limit", "2", *at).text
-    assert "there are more: --after '[" in said and "query 2" not in said
+    assert "next page: --after '[" in said and "query 2" not in said
 
     due = run("state", "timers", COUNT, *at, "-o", "json").json
     assert len(due["timers"]) == 20 and due["next"] is None
@@ -90,9 +90,9 @@ def test_wrong_input_is_refused_in_three_parts(kept: World, run: Run, tmp_path: 
     assert "not the position" in run("state", "timers", COUNT, "--after", '[1,"x"]', *at).is_refused()
     taken = tmp_path / "taken.jsonl"
     taken.write_text("mine")
-    assert "is there already" in run("state", "export", COUNT, taken, *at).is_refused()
+    assert "exists already" in run("state", "export", COUNT, taken, *at).is_refused()
     assert taken.read_text() == "mine"
-    assert "no known form" in run("state", "export", COUNT, tmp_path / "kept.csv", *at).is_refused()
+    assert "not a known format" in run("state", "export", COUNT, tmp_path / "kept.csv", *at).is_refused()
     assert "no folder" in run("state", "export", COUNT, tmp_path / "no" / "kept.jsonl", *at).is_refused()
     assert "has no state" in run("state", "export", PARSE, tmp_path / "none.jsonl", *at).is_refused()
     assert not (tmp_path / "none.jsonl").exists()

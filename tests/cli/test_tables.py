@@ -102,7 +102,7 @@ def test_an_empty_status_says_what_to_do():
 
 def test_an_old_status_says_that_it_is_old():
     text = plain(shown(tables.status_tables(a_status(), "nobody answers")))
-    assert "nobody answers; this is what was seen last" in text
+    assert "nobody answers; showing the last known state" in text
 
 
 def test_a_job_without_load_has_dashes():
@@ -264,8 +264,8 @@ def test_a_job_shows_what_it_promises():
         text = " ".join(
             plain(shown(tables.job_tables(a_view() | {"guarantees": promises}), width=160)).split()
         )
-        assert text.count("promise:") == len(promises)
-        assert all(f"promise: {promise}" in text for promise in promises)
+        assert text.count("guarantee:") == len(promises)
+        assert all(f"guarantee: {promise}" in text for promise in promises)
 
 
 def test_an_error_has_three_parts_one_under_the_other():

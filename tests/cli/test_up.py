@@ -190,7 +190,7 @@ def test_it_says_up_when_the_first_container_is_ready(tmp_path: Path):
         assert (row["name"], row["ready"], row["error"]) == ("c1", True, "")
     ended = up.end(signal.SIGTERM)
     assert ended.code == 0
-    assert said.index("the control plane answers at") < said.index("1 container (process): starting")
+    assert said.index("the control plane listens at") < said.index("1 container (process): starting")
     assert "c1 is ready after" in said and "the code of jobs and policies runs as this user" in said
 
 

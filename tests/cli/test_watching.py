@@ -11,7 +11,7 @@ import pytest
 from rich.text import Text
 
 from penstock.cli.output import Form, connect
-from penstock.cli.watching import SETTLE_MS, News, watch
+from penstock.cli.watching import SETTLE_MS, ChangeWait, watch
 from penstock.core.errors import PenstockError, StoreUnavailable
 from tests.cli.world import COUNT, World
 from tests.waiting import join, until
@@ -52,7 +52,7 @@ def test_what_was_seen_last_stays_with_the_reason(capsys: pytest.CaptureFixture[
     with pytest.raises(KeyboardInterrupt):
         watch(looks.look, render, looks.wait, form=Form.TABLE)
     said = capsys.readouterr().out
-    assert "0 jobs" in said and "nobody answers; this is what was seen last" in said
+    assert "0 jobs" in said and "nobody answers; showing the last known state" in said
 
 
 def test_a_watch_as_json_is_a_line_per_look(capsys: pytest.CaptureFixture[str]):
@@ -95,7 +95,7 @@ class Stream:
 
 def test_news_are_awaited_through_events_and_a_burst_is_one():
     stream, pauses = Stream([6], [7, 8], []), list[int]()
-    news = News(stream, subject="a.b", every_s=2, pause=pauses.append)  # type: ignore[arg-type]
+    news = ChangeWait(stream, subject="a.b", every_s=2, pause=pauses.append)  # type: ignore[arg-type]
     news.wait()
     assert [ask["since"] for ask in stream.asked] == [5, 6] and pauses == [SETTLE_MS]
     assert (stream.asked[0]["wait_s"], stream.asked[0]["subject"]) == (2, "a.b")
@@ -105,7 +105,7 @@ def test_news_are_awaited_through_events_and_a_burst_is_one():
 
 def test_without_events_it_looks_by_the_clock():
     stream, pauses = Stream(StoreUnavailable("no events")), list[int]()
-    News(stream, every_s=2, pause=pauses.append).wait()  # type: ignore[arg-type]
+    ChangeWait(stream, every_s=2, pause=pauses.append).wait()  # type: ignore[arg-type]
     assert pauses == [2000]
 
 
@@ -113,7 +113,7 @@ def test_a_change_is_seen_at_once(world: World):
     """Plan: wait for news of a job at rest, for up to an hour; the wait goes on until somebody changes the job."""
     until(lambda: all(view.is_in_sync for view in world.plane.jobs.every_view()), "the job to be at rest")
     with connect(world.folder, role="reader") as reader, connect(world.folder, role="oncall") as oncall:
-        news = News(reader, subject=COUNT, every_s=3600)
+        news = ChangeWait(reader, subject=COUNT, every_s=3600)
         thread = threading.Thread(target=news.wait, daemon=True)
         thread.start()
         until(lambda: news._since is not None, "it to know what was decided last")

@@ -51,7 +51,7 @@ def test_a_name_that_nothing_has_is_refused(shared: World, run: Run):
 
 def test_without_jobs_there_is_nothing_to_hold(shared: World, run: Run):
     said = run("watermark", "--folder", shared.folder)
-    assert said.code == 0 and "no job writes anything" in said.text
+    assert said.code == 0 and "no job has an output" in said.text
 
 
 def test_a_percentile_leaves_a_silent_injector_out_and_never_goes_back(shared: World, run: Run):

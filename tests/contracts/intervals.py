@@ -8,9 +8,9 @@ from penstock.streams.rows.row_store import (
     Changes,
     IntervalRef,
     IntervalRow,
-    Kept,
     OutboxRow,
     RowStore,
+    StoredSize,
     TimerRow,
     is_of_ids,
     key_after,
@@ -43,7 +43,7 @@ def commit(rows: RowStore, row: IntervalRow, **changes: object) -> IntervalRow:
 def full_count(rows: RowStore, ref: IntervalRef = REF) -> tuple[int, int]:
     """State rows of keys and their bytes, one by one: what the totals in the row must say."""
     count = size = 0
-    with rows.look(ref) as moment:
+    with rows.view(ref) as moment:
         start = ""
         while page := moment.states(start=start, limit=1000):
             start = key_after(page[-1].key)
@@ -53,6 +53,6 @@ def full_count(rows: RowStore, ref: IntervalRef = REF) -> tuple[int, int]:
     return count, size
 
 
-def said(kept: Kept | None) -> tuple[int, int] | None:
+def said(kept: StoredSize | None) -> tuple[int, int] | None:
     """What a row says of them."""
     return None if kept is None else (kept.rows, kept.bytes)

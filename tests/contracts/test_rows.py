@@ -358,7 +358,7 @@ def test_looking_at_an_interval_that_is_not_there_is_an_error(rows: RowStore, ow
 
 def test_a_look_is_one_moment_while_the_owner_goes_on(rows: RowStore, owned: IntervalRow) -> None:
     row = commit(rows, owned, states={"a": b"1", "b": b"2"}, timers_set=(a_timer("a", "t"),))
-    with rows.look(REF) as moment:
+    with rows.view(REF) as moment:
         assert moment.row == row
         (first,) = moment.states(start="", limit=1)
         newer = commit(rows, row, states={"b": None, "c": b"3"}, timers_deleted=(("a", "t"),))

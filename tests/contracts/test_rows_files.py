@@ -216,7 +216,7 @@ def test_a_file_whose_new_format_was_cut_off_is_still_of_the_first(
         "die = lambda said: os.kill(os.getpid(), signal.SIGKILL) if said == kill else None\n"
         "connection.set_trace_callback(die)\n"
         "connection.execute('BEGIN IMMEDIATE')\n"
-        "sqlite.bring_up(connection)\n"
+        "sqlite.migrate(connection)\n"
     )
     done = subprocess.run([sys.executable, "-c", script, str(_file(folder))], check=False)
     assert done.returncode == -9

@@ -20,7 +20,7 @@ from penstock.streams.rows import postgres_server as postgres_tables
 from penstock.streams.rows import sqlite as sqlite_rows
 from penstock.streams.rows.memory import MemoryRows
 from penstock.streams.rows.postgres import PostgresRows
-from penstock.streams.rows.row_store import PREFIX, Changes, IntervalRow, Kept, RowStore, record_of_row
+from penstock.streams.rows.row_store import PREFIX, Changes, IntervalRow, RowStore, StoredSize, record_of_row
 from penstock.streams.rows.sqlite import SqliteRows
 from tests.contracts.intervals import REF, a_timer, an_outbox_row, commit, full_count, said
 
@@ -145,14 +145,14 @@ def test_totals_are_what_a_full_count_finds_whatever_is_written_repeated_or_refu
 
 def test_a_new_interval_keeps_nothing_and_another_birth_begins_anew(place: Place) -> None:
     row = place.create()
-    assert row.kept == Kept(rows=0, bytes=0)
+    assert row.kept == StoredSize(rows=0, bytes=0)
     row = commit(place.rows, row, states={"k": b"12345"}, keys=7)
-    assert row.kept == Kept(rows=1, bytes=6, keys=7)
+    assert row.kept == StoredSize(rows=1, bytes=6, keys=7)
     row = commit(place.rows, row, states={"k": b"1"}, before={"k": 5})
-    assert row.kept == Kept(rows=1, bytes=2, keys=7), "who says nothing of keys leaves them as they are"
+    assert row.kept == StoredSize(rows=1, bytes=2, keys=7), "who says nothing of keys leaves them as they are"
     reset = replace(REF, birth="i2")
     place.rows.create(reset, offsets={"in": 0}, low=LOW_MIN)
-    assert place.rows.peek(reset).kept == Kept(rows=0, bytes=0)
+    assert place.rows.peek(reset).kept == StoredSize(rows=0, bytes=0)
 
 
 def test_timers_outbox_and_ids_of_records_are_no_state(place: Place) -> None:
@@ -164,7 +164,7 @@ def test_timers_outbox_and_ids_of_records_are_no_state(place: Place) -> None:
         timers_set=(a_timer(),),
         outbox=(an_outbox_row(),),
     )
-    assert row.kept == Kept(rows=1, bytes=2)
+    assert row.kept == StoredSize(rows=1, bytes=2)
 
 
 def test_ownership_changes_and_deliveries_hand_the_totals_on(place: Place) -> None:
@@ -209,12 +209,12 @@ def test_what_an_older_version_writes_in_between_is_found_and_counted_again(dura
     durable.write_raw(replace(row, version=row.version + 1, counters=counters, kept=None))
     assert durable.rows.peek(REF).kept is None
     row = durable.rows.acquire(REF, generation=1, shard_epoch=1)
-    assert row.kept == Kept(rows=1, bytes=2) and not row.counters
+    assert row.kept == StoredSize(rows=1, bytes=2) and not row.counters
 
 
 def test_states_that_the_step_has_read_are_not_looked_at_again(durable: Place) -> None:
     """A false claim of what was there shows in the totals, so nothing was looked up."""
     row = commit(durable.rows, durable.create(), states={"k": b"12345"})
     row = commit(durable.rows, row, states={"k": b"12345"}, before={"k": 2})
-    assert row.kept == Kept(rows=1, bytes=9)
+    assert row.kept == StoredSize(rows=1, bytes=9)
     assert said(row.kept) != full_count(durable.rows)

@@ -14,7 +14,7 @@ from penstock.core.system_clock import SystemClock
 from penstock.db.tokens import ROLES
 from penstock.server.answers import PROBLEM
 from penstock.server.api import OPEN_ROUTES, PREFIX
-from penstock.server.security import EVERYBODY, VERBS, Guard, RateLimit, require
+from penstock.server.security import ALL_USERS, VERBS, Guard, RateLimit, require
 from tests.server.world import JOB, World
 
 HASH = "0" * 64
@@ -132,14 +132,14 @@ def routes_of(app: Any) -> list[dict[str, Any]]:
 
 def test_every_refusal_is_described_as_the_problem_that_it_is(shared: World):
     described = shared.ask("GET", "/openapi.json").json()
-    assert set(described["components"]["schemas"]["Problem"]["required"]) <= set(
+    assert set(described["components"]["schemas"]["ProblemReply"]["required"]) <= set(
         shared.ask("GET", "/jobs/none.none").json()
     )
     operations = [each for path in described["paths"].values() for each in path.values()]
     refusals = [said for each in operations for code, said in each["responses"].items() if code >= "4"]
     assert len(refusals) > len(operations)
     for said in refusals:
-        assert said["content"] == {PROBLEM: {"schema": {"$ref": "#/components/schemas/Problem"}}}
+        assert said["content"] == {PROBLEM: {"schema": {"$ref": "#/components/schemas/ProblemReply"}}}
 
 
 def test_health_is_open_and_says_nothing_else(shared: World):
@@ -202,7 +202,7 @@ def test_every_verb_is_used_by_a_route_and_every_row_names_roles():
 def test_nobody_but_containers_and_admins_beats_and_readers_only_read():
     assert VERBS["container.beat"] == {"container", "admin"}
     assert {verb for verb, roles in VERBS.items() if "reader" in roles} == {
-        verb for verb, roles in VERBS.items() if roles >= EVERYBODY
+        verb for verb, roles in VERBS.items() if roles >= ALL_USERS
     }
     assert all(verb.endswith(".read") for verb, roles in VERBS.items() if "reader" in roles)
 

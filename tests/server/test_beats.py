@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from penstock.core.errors import ConfigError, StoreUnavailable, VersionConflict
 from penstock.fleet.messages import Heartbeat, HeartbeatReply
-from penstock.server.pools import Pool, Together
-from penstock.server.routes.containers import read_beat
+from penstock.server.pools import Pool, RequestBatcher
+from penstock.server.routes.containers import read_heartbeat
 from tests.server.served import served
 from tests.server.test_containers import BEAT, beat, register
 from tests.server.world import World
@@ -57,7 +57,7 @@ BEATS = st.fixed_dictionaries(
 
 @given(BEATS)
 def test_a_heartbeat_is_read_as_its_class_declares_it(body: dict[str, Any]):
-    assert read_beat(json.dumps(body).encode(), JSON) == Heartbeat.from_json(body)
+    assert read_heartbeat(json.dumps(body).encode(), JSON) == Heartbeat.from_json(body)
 
 
 @pytest.mark.parametrize(
@@ -84,14 +84,14 @@ def test_a_heartbeat_is_read_as_its_class_declares_it(body: dict[str, Any]):
 )
 def test_what_is_no_heartbeat_is_refused(body: bytes):
     with pytest.raises(ConfigError) as caught:
-        read_beat(body, JSON)
+        read_heartbeat(body, JSON)
     assert caught.value.why and caught.value.fix
 
 
 @pytest.mark.parametrize("kind", ["", "text/plain", "application/x-json"])
 def test_a_heartbeat_is_sent_as_json(kind: str):
-    with pytest.raises(ConfigError, match="not a heartbeat"):
-        read_beat(json.dumps(BEAT).encode(), kind)
+    with pytest.raises(ConfigError, match="not a valid heartbeat"):
+        read_heartbeat(json.dumps(BEAT).encode(), kind)
 
 
 def test_one_that_is_refused_changes_nothing(world: World):
@@ -175,7 +175,7 @@ def test_together_gives_each_its_own_answer_and_an_error_to_all_of_one_call():
         return [2 * item for item in items]
 
     async def ask() -> list[Any]:
-        together = Together(pool, call, at_once=4)
+        together = RequestBatcher(pool, call, batch_max=4)
         first = await asyncio.gather(*(together.ask(item) for item in range(10)))
         left = asyncio.ensure_future(together.ask(99))
         await asyncio.sleep(0)

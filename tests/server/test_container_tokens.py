@@ -46,7 +46,7 @@ def test_a_container_cannot_speak_for_another(
     before = plane.plane.fleet.containers(), plane.plane.lending.loans()
     with plane.client(container="c2") as other, pytest.raises(Refused) as caught:
         speak(other)
-    assert "does not speak for the container 'c1'" in caught.value.what and "'c2'" in caught.value.why
+    assert "is not valid for the container 'c1'" in caught.value.what and "'c2'" in caught.value.why
     assert "token new c1 --role container" in caught.value.fix
     assert (plane.plane.fleet.containers(), plane.plane.lending.loans()) == before
     with plane.client(container="c1") as own:
@@ -83,7 +83,7 @@ def test_the_token_that_a_borrowed_container_comes_with_is_its_own(plane: Served
         came = admin.expect("c7", lender="b", owner="b", version=0, why="we are short")
     with plane.client(token=came["token"]) as client:
         client.register("c7", "i", "f")
-        with pytest.raises(Refused, match="does not speak"):
+        with pytest.raises(Refused, match="is not valid for"):
             client.register("c8", "i", "f")
 
 
@@ -113,7 +113,7 @@ def test_a_token_of_a_former_version_speaks_for_the_first_container_that_uses_it
                 client.register("no name", "i", "f")
             client.register("c5", "i", "f")
             beat(client, "c5")
-            with pytest.raises(Refused, match="does not speak for the container 'c6'"):
+            with pytest.raises(Refused, match="is not valid for the container 'c6'"):
                 client.register("c6", "i", "f")
         other = TokenStore(Database(tmp_path / "store.db"))
         assert other.caller(old, now_ms=plane.plane.clock.now_ms()).container == "c5"

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from penstock.fleet.messages import Heartbeat, HeartbeatVerdict, ShardEntry, ShardState, TaskReport
-from penstock.server.routes.containers import read_beat
+from penstock.server.routes.containers import read_heartbeat
 from tests.server.world import World, a_client
 
 TASK = {"task_id": "demo.count/0", "job": "demo.count", "generation": 1, "shard": 3, "state": "running"}
@@ -67,7 +67,7 @@ def test_what_a_heartbeat_leaves_out_has_its_default(world: World):
     register(world)
     body = {"container": "c1", "incarnation": "i1", "sequence": 1, "acked": [{"shard": 1, "epoch": 1}]}
     assert world.ask("POST", "/containers/c1/beat", role="container", json=body).json()["verdict"] == "ok"
-    assert read_beat(json.dumps(body).encode(), "application/json") == Heartbeat(
+    assert read_heartbeat(json.dumps(body).encode(), "application/json") == Heartbeat(
         container="c1", incarnation="i1", sequence=1, acked=(ShardEntry(shard=1, epoch=1),)
     )
 

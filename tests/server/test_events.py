@@ -151,7 +151,7 @@ def test_there_is_room_for_so_many(world: Served):
         for _ in range(3):  # an answer's head says that the place is taken
             response = watching.enter_context(http.stream("GET", "/events", params={"wait_s": 60}))
             assert response.status_code == 200
-        with pytest.raises(Refused, match="too many are watching") as refused:
+        with pytest.raises(Refused, match="too many event streams") as refused:
             list(client.events(wait_s=0))
         assert refused.value.why and refused.value.fix
 

@@ -260,7 +260,7 @@ def test_a_log_that_is_elsewhere_is_said_to_be_elsewhere(world: World, boxes: li
         with pytest.raises(NotFound, match="cannot be reached"):
             client.task_log(JOB, 0)
         (folder / "folder_id").write_text("folder-c1")
-        with pytest.raises(NotFound, match="has printed nothing") as caught:
+        with pytest.raises(NotFound, match="has no log") as caught:
             client.task_log(JOB, 0)
         assert "penstock logs c1" in caught.value.fix
 
@@ -286,7 +286,7 @@ def test_a_draining_container_gives_its_shards_away(world: World, boxes: list[Bo
 def test_what_a_container_must_know_to_join(world: World):
     with a_client(world, "container") as client:
         told = client.installation()
-    fleet_routes.Installation(**told)
+    fleet_routes.InstallationReply(**told)
     assert told["profile"] == "fast" and told["store"] == str(world.folder / "store.db")
     assert told["bus"] == f"embedded:{world.folder / 'bus'}"
 

@@ -228,7 +228,7 @@ def test_requests_stay_strict_where_answers_are_not() -> None:
     """What is left out of an answer is a version's news; what is misspelt in a request is a mistake."""
     from penstock.core.errors import ConfigError
     from penstock.fleet.messages import Heartbeat, HeartbeatReply
-    from penstock.server.routes.containers import read_beat
+    from penstock.server.routes.containers import read_heartbeat
 
     plain = {"verdict": "ok", "term": 1, "sequence": 1, "assignment_version": 1}
     assert HeartbeatReply.from_json(plain | NEW) == HeartbeatReply.from_json(plain)
@@ -236,7 +236,7 @@ def test_requests_stay_strict_where_answers_are_not() -> None:
         with pytest.raises(ValueError):
             HeartbeatReply.from_json(plain | wrong)
     beat = Heartbeat(container="c1", incarnation="i", sequence=1)
-    assert read_beat(b'{"container":"c1","incarnation":"i","sequence":1}', "application/json") == beat
-    with pytest.raises(ConfigError, match="not a heartbeat"):
-        read_beat(b'{"container":"c1","incarnation":"i","sequence":1,"new":1}', "application/json")
+    assert read_heartbeat(b'{"container":"c1","incarnation":"i","sequence":1}', "application/json") == beat
+    with pytest.raises(ConfigError, match="not a valid heartbeat"):
+        read_heartbeat(b'{"container":"c1","incarnation":"i","sequence":1,"new":1}', "application/json")
     assert replace(beat, pid=2) == Heartbeat.from_json({**beat.to_json(), "pid": 2})

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.core.errors import ConfigError
-from penstock.server.limits import JSON_DEPTH_MAX, JSON_KEYS_MAX, JSON_VALUES_MAX, check_json, shape_of
+from penstock.server.limits import JSON_DEPTH_MAX, JSON_KEYS_MAX, JSON_VALUES_MAX, check_json, measure_json
 from tests.server.world import JOB, World
 
 LAYER = f"/jobs/{JOB}/layers/oncall"
@@ -94,7 +94,7 @@ def test_the_shape_is_what_the_parser_finds(value: Any):
         depth = 1 + max((part[0] for part in pairs), default=0) if isinstance(item, dict | list) else 0
         return depth, sum(part[1] for part in pairs) + (len(item) if isinstance(item, dict) else 0)
 
-    shape = shape_of(json.dumps(value).encode())
+    shape = measure_json(json.dumps(value).encode())
     assert (shape.depth, shape.keys) == counted(value)
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from penstock.client.problems import TooMany
 from penstock.server import limits
-from penstock.server.limits import BODY_BYTES_MAX, JSON_DEPTH_MAX, shape_of
+from penstock.server.limits import BODY_BYTES_MAX, JSON_DEPTH_MAX, measure_json
 from penstock.server.security import RateLimit
 from penstock.streams import package_store
 from tests.server.world import JOB, World, a_world
@@ -106,8 +106,8 @@ def test_json_nested_too_deep_is_422(shared: World, body: str):
 )
 def test_depth_is_counted_outside_strings_only(body: bytes | str, depth: int):
     data = body.encode() if isinstance(body, str) else body
-    assert shape_of(data).depth <= depth
-    assert depth == 0 or shape_of(data).depth > depth - 1
+    assert measure_json(data).depth <= depth
+    assert depth == 0 or measure_json(data).depth > depth - 1
 
 
 values = st.recursive(
@@ -126,13 +126,13 @@ def depth_of(value: object) -> int:
 @given(values)
 def test_the_fast_count_agrees_with_the_parser(value: object):
     data, depth = json.dumps(value).encode(), depth_of(value)
-    assert shape_of(data).depth <= depth
-    assert depth == 0 or shape_of(data).depth > depth - 1
+    assert measure_json(data).depth <= depth
+    assert depth == 0 or measure_json(data).depth > depth - 1
 
 
 @given(st.text('[]{}",\\ ', max_size=200))
 def test_whatever_it_lets_through_is_shallow_or_no_json(text: str):
-    if shape_of(text.encode()).depth <= 3:
+    if measure_json(text.encode()).depth <= 3:
         try:
             found = json.loads(text)
         except ValueError:
@@ -147,7 +147,7 @@ def test_a_full_body_is_looked_at_in_a_few_passes(unit: str):
     """Measured in passes that look at every byte once: what looks at bytes again and again takes thousands."""
     body = ("[" + unit * (BODY_BYTES_MAX // len(unit)) + "1]").encode()
     one_pass_s = cpu_s(lambda: sum(body))
-    assert cpu_s(lambda: shape_of(body)) < 20 * one_pass_s
+    assert cpu_s(lambda: measure_json(body)) < 20 * one_pass_s
 
 
 def cpu_s(work: Callable[[], object]) -> float:

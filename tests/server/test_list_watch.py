@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from penstock.core.errors import StoreUnavailable
-from penstock.server.routes.containers import WAIT_MAX_S, ListWatch
+from penstock.server.routes.containers import WAIT_MAX_S, TaskListWatch
 from tests.builders import a_process
 from tests.server.served import served
 from tests.waiting import LIMIT_S, join, until
@@ -40,7 +40,7 @@ def test_all_who_wait_hear_of_a_newer_list_and_share_the_looks():
     versions = Versions(7)
 
     async def main() -> None:
-        watch = ListWatch(versions)
+        watch = TaskListWatch(versions)
         waiting = [asyncio.create_task(watch.newer_than(7, LONG_S)) for _ in range(50)]
         await until_asked(versions, 3)
         assert versions.asked < 20 and not any(task.done() for task in waiting)
@@ -63,7 +63,7 @@ def test_a_store_that_is_away_lets_nobody_go_and_is_asked_again():
     versions.is_away = True
 
     async def main() -> None:
-        watch = ListWatch(versions)
+        watch = TaskListWatch(versions)
         waiting = asyncio.create_task(watch.newer_than(7, LONG_S))
         await until_asked(versions, 3)
         assert not waiting.done()
@@ -76,7 +76,7 @@ def test_a_store_that_is_away_lets_nobody_go_and_is_asked_again():
 @pytest.mark.parametrize("wait_s", [0.0, 0.2])
 def test_time_is_over(wait_s: float):
     async def main() -> None:
-        await asyncio.wait_for(ListWatch(Versions(7)).newer_than(7, wait_s), LIMIT_S)
+        await asyncio.wait_for(TaskListWatch(Versions(7)).newer_than(7, wait_s), LIMIT_S)
 
     asyncio.run(main())
 
@@ -108,7 +108,7 @@ def test_a_server_that_ends_lets_them_go(tmp_path: Path):
             target=lambda: found.append(container.task_list(whole["version"], wait_s=WAIT_MAX_S))
         )
         waiting.start()
-        lists = world.server.api.state.waited_for[1]
+        lists = world.server.api.state.long_polls[1]
         until(lambda: lists._waiting == 1, "it to wait")
         world.server.stop(LIMIT_S)
         join(waiting)

@@ -17,7 +17,7 @@ from penstock.core.errors import Refused
 from penstock.db.tokens import KNOWN_MAX, TokenRow
 from penstock.fleet.container_store import ContainerState
 from penstock.fleet.messages import Heartbeat, HeartbeatVerdict
-from penstock.server.security import LOOKED_UP_MAX, UNKNOWN_MAX, StrangerLimit
+from penstock.server.security import LOOKUPS_MAX, UNKNOWN_MAX, UnknownTokenLimit
 from tests.server.served import Served, served
 from tests.waiting import LIMIT_S, until
 
@@ -153,28 +153,28 @@ def test_a_token_that_was_taken_back_is_a_stranger_again(tmp_path: Path) -> None
         assert KNOWN_MAX >= 8_000, "every container that may be connected"
 
 
-def fill(limit: StrangerLimit, address: str, count: int, now_ms: int) -> None:
+def fill(limit: UnknownTokenLimit, address: str, count: int, now_ms: int) -> None:
     for _ in range(count):
         limit.begin(address, now_ms)
         limit.end(address, now_ms, is_unknown=True)
 
 
 def test_an_address_has_a_few_guesses_per_second_and_others_have_theirs() -> None:
-    limit = StrangerLimit()
+    limit = UnknownTokenLimit()
     fill(limit, "10.0.0.1", UNKNOWN_MAX, 5_000)
     with pytest.raises(TooMany, match="too many unknown tokens"):
         limit.begin("10.0.0.1", 5_999)
     fill(limit, "10.0.0.2", 1, 5_999)
     fill(limit, "10.0.0.1", UNKNOWN_MAX, 6_000)
-    assert limit.turned_away == 1
+    assert limit.rejected == 1
 
 
 def test_good_tokens_do_not_count_and_only_so_many_are_looked_up_at_once() -> None:
-    limit = StrangerLimit()
+    limit = UnknownTokenLimit()
     for _ in range(10 * UNKNOWN_MAX):
         limit.begin("10.0.0.1", 0)
         limit.end("10.0.0.1", 0, is_unknown=False)
-    for _ in range(LOOKED_UP_MAX):
+    for _ in range(LOOKUPS_MAX):
         limit.begin("10.0.0.1", 0)
     with pytest.raises(TooMany):
         limit.begin("10.0.0.1", 0)
@@ -184,7 +184,7 @@ def test_good_tokens_do_not_count_and_only_so_many_are_looked_up_at_once() -> No
 
 
 def test_an_ipv6_network_is_one_address_and_memory_is_bounded() -> None:
-    limit = StrangerLimit(addresses_max=100)
+    limit = UnknownTokenLimit(addresses_max=100)
     for number in range(UNKNOWN_MAX):
         fill(limit, f"2001:db8:0:1::{number:x}", 1, 0)
     with pytest.raises(TooMany):

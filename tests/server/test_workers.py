@@ -27,7 +27,7 @@ from penstock.client import Client
 from penstock.db.tokens import ROLES
 from penstock.fleet.messages import Heartbeat
 from penstock.scaling.metrics.frames import JobLoad
-from penstock.server.api import PassOn
+from penstock.server.api import ControlProxy
 from penstock.server.routes.status import FILES
 from penstock.server.serving import Listening, bind
 from penstock.server.workers import ApiProcesses, _end
@@ -407,15 +407,17 @@ class Behind:
 
 
 def ask_through(port: int, method: str, path: str = "/x") -> tuple[int, dict[str, Any], bytes]:
-    """One request through `PassOn`, without a socket in front of it."""
+    """One request through `ControlProxy`, without a socket in front of it."""
 
     async def ask() -> tuple[int, dict[str, Any], bytes]:
-        return await _ask_through(PassOn(f"http://127.0.0.1:{port}", trust=None, named=":1"), method, path)
+        return await _ask_through(
+            ControlProxy(f"http://127.0.0.1:{port}", trust=None, named=":1"), method, path
+        )
 
     return asyncio.run(ask())
 
 
-async def _ask_through(app: PassOn, method: str, path: str) -> tuple[int, dict[str, Any], bytes]:
+async def _ask_through(app: ControlProxy, method: str, path: str) -> tuple[int, dict[str, Any], bytes]:
     scope = {"type": "http", "method": method, "path": path, "query_string": b"", "headers": []}
     sent: list[Any] = []
 
@@ -444,7 +446,7 @@ def test_without_a_control_plane_it_says_so():
     ("method", "title"),
     [
         ("GET", "the control plane did not answer"),
-        ("PATCH", "the control plane did not say whether it has done this"),
+        ("PATCH", "the control plane did not report whether the request was carried out"),
     ],
 )
 @pytest.mark.parametrize("answer", [b"", b"HTTP/1.1 200 OK\r\nconte", b"garbage\r\n\r\n"])
@@ -462,7 +464,7 @@ def test_a_kept_connection_that_was_closed_costs_a_reader_nothing_and_a_writer_a
     behind = Behind(good, good)
 
     async def twice(method: str) -> int:
-        app = PassOn(f"http://127.0.0.1:{behind.port}", trust=None, named=":1")
+        app = ControlProxy(f"http://127.0.0.1:{behind.port}", trust=None, named=":1")
         assert (await _ask_through(app, "GET", "/x"))[0] == 200
         return (await _ask_through(app, method, "/x"))[0]
 

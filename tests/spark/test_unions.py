@@ -146,7 +146,7 @@ def test_what_was_promised_is_finished_also_by_a_plan_with_other_inputs(stage: S
         configs = map(JobConfig.from_stored, (before, stage.configs[job]))
         change = job, stage.birth(job), *configs
         if generation == 2:  # what is promised was read of an input whose producers go
-            with pytest.raises(NotYet, match="has yet to send what it promised to 'words'"):
+            with pytest.raises(NotYet, match="has unsent output for 'words'"):
                 stage.data.retire(*change)
             assert set(stage.log.producers("words")) == registered
         tasks = stage.start(job, generation=generation + 1)

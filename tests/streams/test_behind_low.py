@@ -196,13 +196,13 @@ def test_a_task_reports_how_many_there_were_since_its_intervals_began(tmp_path: 
 
     task = a_task(tmp_path, offsets=(0, 0))
     meter, now_ms = LoadMeter(task, trigger_ms=1000), SystemClock().now_ms()
-    found: dict[str, Any] = meter.look(None, at_s=1.0, now_ms=now_ms)
+    found: dict[str, Any] = meter.measure(None, at_s=1.0, now_ms=now_ms)
     assert found["behind_low"] == 0 and not any(name.startswith("behind_low.") for name in found)
     rows, ref = open_rows(task.rows), task.intervals[1].ref
     for _ in range(2):
         row = rows.peek(ref)
         rows.commit(ref, token=row.token, version=row.version, changes=Changes(counters={"behind_low": 3}))
-    found = meter.look(None, at_s=2.0, now_ms=now_ms)
+    found = meter.measure(None, at_s=2.0, now_ms=now_ms)
     assert {name: value for name, value in found.items() if name.startswith("behind_low")} == {
         "behind_low": 6,
         f"behind_low.{ref.partition}": 6,

@@ -209,7 +209,7 @@ def test_producers_stay_until_what_they_promised_is_there():
         world.plane.prepare("j", "b", config)
     in_the_outbox(world, a_ref(1))
     for _ in range(2):
-        with pytest.raises(NotYet, match="has yet to send what it promised to 'out'"):
+        with pytest.raises(NotYet, match="has unsent output for 'out'"):
             world.plane.retire("j", "b", a_config(), other)
     assert len(world.log.producers("out")) == 2
     row = world.rows.acquire(a_ref(1), generation=2, shard_epoch=1)  # the next task sends it
@@ -256,7 +256,7 @@ def test_a_reader_is_at_the_end_when_the_writers_are_gone_and_all_is_read():
     def unread(is_stopped: bool = False) -> str:
         return world.plane.unread("r", "c", reads, "out", is_stopped=is_stopped)
 
-    assert "has not moved on" in unread()
+    assert "is still registered" in unread()
     assert unread(is_stopped=True) == "1 of its 3 partitions are not read to their end yet"
     world.plane.retire("j", "b", a_config(), None)
     assert unread() == "1 of its 3 partitions are not read to their end yet"

@@ -18,7 +18,7 @@ from penstock.streams.inspect.state_view import decode_block
 from penstock.streams.operators.blocks import INDEX
 from penstock.streams.places import open_rows
 from penstock.streams.rows.memory import MemoryRows
-from penstock.streams.rows.row_store import Changes, IntervalRef, IntervalRow, Kept, unseen_names
+from penstock.streams.rows.row_store import Changes, IntervalRef, IntervalRow, StoredSize, unseen_names
 from penstock.streams.step.stateful import StateCache
 from penstock.streams.step.step import TaskDescriptor
 from tests.contracts.intervals import full_count, said
@@ -93,7 +93,7 @@ def test_a_key_that_is_in_several_blocks_counts_in_each_and_is_gone_with_its_win
     assert kept is not None and kept.keys == 4 and said(kept) == full_count(world.rows, REF)
     world._append(Low(low=LOW_MAX))
     read_all(world, [1])
-    assert world.rows.peek(REF).kept == Kept(rows=0, bytes=0, keys=0)
+    assert world.rows.peek(REF).kept == StoredSize(rows=0, bytes=0, keys=0)
 
 
 def test_keys_of_windows_that_an_older_version_wrote_are_counted_by_the_next_step():
@@ -146,7 +146,7 @@ def test_no_step_of_a_computation_makes_the_store_look(cache: int | None):
 def seen(task: TaskDescriptor) -> dict[str, float]:
     from penstock.streams.spark.load import LoadMeter
 
-    found = LoadMeter(task, trigger_ms=1000).look(None, at_s=1.0, now_ms=SystemClock().now_ms())
+    found = LoadMeter(task, trigger_ms=1000).measure(None, at_s=1.0, now_ms=SystemClock().now_ms())
     return {name: value for name, value in found.items() if name in ("key_count", "state_bytes")}
 
 

@@ -38,7 +38,7 @@ def test_lag_is_what_the_bus_has_beyond_the_committed_offsets(
     from penstock.streams.spark.load import LoadMeter
 
     meter = LoadMeter(a_task(tmp_path, offsets=offsets), trigger_ms=1000)
-    found = meter.look(None, at_s=1.0, now_ms=SystemClock().now_ms() + 5000)
+    found = meter.measure(None, at_s=1.0, now_ms=SystemClock().now_ms() + 5000)
     assert found["lag_records"] == waiting
     assert (found["lag_bytes"] > 0) == (waiting > 0)
     assert (5 <= found["lag_s"] < 60) if waiting else found["lag_s"] == 0
@@ -56,12 +56,12 @@ def test_what_arrives_is_known_by_partition(tmp_path: Path):
 
     task = a_task(tmp_path, offsets=(10, 4))
     meter, now_ms = LoadMeter(task, trigger_ms=1000), SystemClock().now_ms()
-    found = meter.look(None, at_s=0.0, now_ms=now_ms)
+    found = meter.measure(None, at_s=0.0, now_ms=now_ms)
     assert not any(name.startswith("input_rate.") for name in found)
     Injector(open_log(task.bus), "in", "b", epoch=1).publish(["0"] * 10, [30] * 10, [b'{"n": 1}'] * 10)
     grown = next(n for n, end in enumerate(open_log(task.bus).end_offsets("in")) if end == 20)
     for second in range(1, 11):
-        found = meter.look(None, at_s=float(second), now_ms=now_ms)
+        found = meter.measure(None, at_s=float(second), now_ms=now_ms)
     assert (found[f"input_rate.{grown}"], found[f"input_rate.{1 - grown}"]) == (1.0, 0.0)
 
 
@@ -91,7 +91,7 @@ def counted(folder: Path) -> dict[str, float]:
     counters = {"records": 14, "late": 5, "dropped": 3, "bad": 2, "poison": 1}
     changes = Changes(offsets={}, counters=counters)
     rows.commit(interval.ref, token=row.token, version=row.version, changes=changes)
-    return LoadMeter(task, trigger_ms=1000).look(None, at_s=1.0, now_ms=SystemClock().now_ms())
+    return LoadMeter(task, trigger_ms=1000).measure(None, at_s=1.0, now_ms=SystemClock().now_ms())
 
 
 def test_what_was_late_dropped_or_put_aside_is_told_by_name(tmp_path: Path):
@@ -102,25 +102,25 @@ def test_what_was_late_dropped_or_put_aside_is_told_by_name(tmp_path: Path):
 
 def test_each_batch_counts_once():
     busy = BusyTime()
-    assert busy.look([(0, 100.0)], is_running=False, at_ms=0) == 100
-    assert busy.look([(0, 100.0)], is_running=False, at_ms=1000) == 100
-    assert busy.look([(2, 30.0), (1, 20.0), (2, 30.0)], is_running=False, at_ms=2000) == 150
+    assert busy.update([(0, 100.0)], is_running=False, at_ms=0) == 100
+    assert busy.update([(0, 100.0)], is_running=False, at_ms=1000) == 100
+    assert busy.update([(2, 30.0), (1, 20.0), (2, 30.0)], is_running=False, at_ms=2000) == 150
     assert busy.last_seen == 2
 
 
 def test_a_long_batch_counts_while_it_runs():
     busy = BusyTime()
-    busy.look([(0, 100.0)], is_running=True, at_ms=1_000)
-    assert busy.look([], is_running=True, at_ms=31_000) == 30_100
-    assert busy.look([], is_running=True, at_ms=61_000) == 60_100
-    assert busy.look([(1, 60_500.0)], is_running=False, at_ms=62_000) == 60_600
+    busy.update([(0, 100.0)], is_running=True, at_ms=1_000)
+    assert busy.update([], is_running=True, at_ms=31_000) == 30_100
+    assert busy.update([], is_running=True, at_ms=61_000) == 60_100
+    assert busy.update([(1, 60_500.0)], is_running=False, at_ms=62_000) == 60_600
 
 
 def test_a_new_query_numbers_its_batches_anew():
     busy = BusyTime()
-    busy.look([(7, 100.0)], is_running=False, at_ms=0)
+    busy.update([(7, 100.0)], is_running=False, at_ms=0)
     busy.new_query()
-    assert busy.look([(0, 50.0)], is_running=False, at_ms=10) == 150
+    assert busy.update([(0, 50.0)], is_running=False, at_ms=10) == 150
 
 
 @given(
@@ -133,7 +133,7 @@ def test_a_new_query_numbers_its_batches_anew():
 def test_it_never_goes_back(looks):
     busy, last = BusyTime(), 0.0
     for ended, is_running, at_ms in looks:
-        total = busy.look(ended, is_running=is_running, at_ms=at_ms)
+        total = busy.update(ended, is_running=is_running, at_ms=at_ms)
         assert total >= last
         last = total
 
@@ -141,25 +141,25 @@ def test_it_never_goes_back(looks):
 def test_rates_stand_on_two_looks_with_some_time_between():
     rates = PartitionRates()
     assert rates.metrics() == {}
-    rates.look(0.0, {3: 100, 4: 0})
+    rates.add(0.0, {3: 100, 4: 0})
     assert rates.metrics() == {}
-    rates.look(2.0, {3: 200, 4: 0})
+    rates.add(2.0, {3: 200, 4: 0})
     assert rates.metrics() == {}
-    rates.look(10.0, {3: 600, 4: 1})
+    rates.add(10.0, {3: 600, 4: 1})
     assert rates.metrics() == {"input_rate.3": 50.0, "input_rate.4": 0.1}
 
 
 def test_they_are_of_the_last_minute():
     rates = PartitionRates()
     for second in range(0, 200, 10):
-        rates.look(float(second), {0: 10 * min(second, 100)})
+        rates.add(float(second), {0: 10 * min(second, 100)})
     assert rates.metrics() == {"input_rate.0": 0.0}
 
 
 def test_other_partitions_are_another_life_and_nothing_arrives_backwards():
     rates = PartitionRates()
-    rates.look(0.0, {0: 100})
-    rates.look(10.0, {1: 900})
+    rates.add(0.0, {0: 100})
+    rates.add(10.0, {1: 900})
     assert rates.metrics() == {}
-    rates.look(20.0, {1: 800})
+    rates.add(20.0, {1: 800})
     assert rates.metrics() == {"input_rate.1": 0.0}

@@ -11,7 +11,7 @@ import pytest
 from penstock.cli.runs import read_specs
 from penstock.core.errors import ConfigError
 from penstock.core.system_clock import SystemClock
-from penstock.server.bodies import NewCategory
+from penstock.server.bodies import NewCategoryBody
 from penstock.streams.bus.log import LATENESS_MS, LOW_MAX, CategorySpec
 from penstock.streams.inspect.record_lines import Lines
 from penstock.streams.local_run import JobSummary, LocalFolder, LocalRun, notes_for
@@ -47,7 +47,7 @@ def lines(*stamps: int, shop: str = "a") -> str:
 
 def test_a_category_without_a_lateness_has_the_same_one_wherever_it_is_described(tmp_path: Path):
     (of_file,) = read_specs([written(tmp_path, "clicks.json", a_category("clicks"))])
-    of_api = NewCategory(name="clicks", partitions=1, columns=[("shop", "string")])
+    of_api = NewCategoryBody(name="clicks", partitions=1, columns=[("shop", "string")])
     of_python = CategorySpec(name="clicks", partitions=1, columns=(), watermark="event_time")
     assert [of_file.lateness_ms, of_api.lateness_ms, of_python.lateness_ms] == [LATENESS_MS] * 3
     assert CategorySpec(name="out", partitions=1, columns=()).lateness_ms == 0  # what jobs write is not late

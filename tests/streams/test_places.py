@@ -67,7 +67,7 @@ def test_a_folder_with_streams_is_given_no_other_bus(tmp_path: Path):
 def test_a_damaged_note_is_named_not_guessed(tmp_path: Path, text: str):
     (tmp_path / "bus.json").write_text(text)
     for look in (kept_bus, lambda folder: bus_of(folder, "")):
-        with pytest.raises(CorruptData, match="cannot tell on which bus") as caught:
+        with pytest.raises(CorruptData, match="the bus of the folder") as caught:
             look(tmp_path)
         assert_three_parts(caught.value)
 

@@ -107,7 +107,7 @@ def test_its_plan_is_refused_where_a_former_version_let_it_in(tmp_path: Path, ro
 def test_only_the_uri_of_a_folder_is_a_place(given: str) -> None:
     config = validate_config("own.counts", a_query(checkpoint=given))
     for rows in ("sqlite:/a/rows", f"postgresql://u:{PASSWORD}@h/d"):
-        with pytest.raises(ConfigError, match="cannot keep its checkpoint") as caught:
+        with pytest.raises(ConfigError, match="has an invalid checkpoint folder") as caught:
             checkpoint_folder(rows, "own.counts", config)
         assert "topsecret" not in str(caught.value) and PASSWORD not in str(caught.value)
 

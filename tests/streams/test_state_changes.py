@@ -184,7 +184,7 @@ def test_a_change_that_old_rows_fit_goes_on_from_them(before: Made, after: Made,
     run.advance_watermark(200_000)
     assert [row["n"] for row in run.outputs("out")] == expected
     job = run.trial.jobs["d.agg"]
-    with run.trial.rows.look(job.ref(0)) as moment:
+    with run.trial.rows.view(job.ref(0)) as moment:
         assert list(moment.states(start="", limit=9)) == []
     assert run.trial.log.watermark("out") == 200_000
 

@@ -83,9 +83,9 @@ def test_planner_workers_and_driver_tell_each_other(tmp_path: Path):
 def test_a_task_says_how_long_it_waits_for_a_slot_and_what_its_user_code_takes(tmp_path: Path):
     task, files, now_ms = a_task(tmp_path, offsets=(0, 0)), TurnFiles(tmp_path), SystemClock().now_ms()
     meter = LoadMeter(task, trigger_ms=1000, turns=lambda: files)
-    assert "slot_wait_s" not in meter.look(None, at_s=9.0, now_ms=now_ms), "nothing was planned yet"
+    assert "slot_wait_s" not in meter.measure(None, at_s=9.0, now_ms=now_ms), "nothing was planned yet"
     files.plan(10_000)
-    assert meter.look(None, at_s=45.0, now_ms=now_ms)["slot_wait_s"] == 35.0
+    assert meter.measure(None, at_s=45.0, now_ms=now_ms)["slot_wait_s"] == 35.0
     for partition in (0, 1):
         files.begin(partition, 46_000)
     for partition in (0, 1):
@@ -93,7 +93,7 @@ def test_a_task_says_how_long_it_waits_for_a_slot_and_what_its_user_code_takes(t
     files.plan(48_500)
     for partition in (0, 1):
         files.begin(partition, 49_500)
-    found = meter.look(None, at_s=50.0, now_ms=now_ms)
+    found = meter.measure(None, at_s=50.0, now_ms=now_ms)
     assert found["slot_wait_s"] == 1.0, "its last batch waited so long"
     assert found["slots_held"] == pytest.approx((2 * 2_000 + 2 * 500) / 5_000)
     assert found["slots_user"] == pytest.approx(2 * 1_800 / 5_000)

@@ -1,7 +1,7 @@
-// The dashboard: reads the API, writes nothing. What the server sends becomes text, never markup.
+// The dashboard. It only reads the API, and shows all data as text, never as markup.
 "use strict";
 
-const EVERY_MS = 2000, KEPT = "penstock-token", LOW_MAX = 2 ** 53;
+const EVERY_MS = 2000, TOKEN_KEY = "penstock-token", LOW_MAX = 2 ** 53;
 const GOOD = ["running", "live", "well"], BAD = ["quarantined", "invalid", "failed", "dead", "lost"];
 const $ = (id) => document.getElementById(id);
 let timer = 0, round = 0;
@@ -33,8 +33,8 @@ function link(job) {
   return made;
 }
 
-function promises(said, shorten = (text) => text) {
-  const items = said.map((text) => {
+function guarantees(texts, shorten = (text) => text) {
+  const items = texts.map((text) => {
     const made = node("li", shorten(text), text.startsWith("strong productions") ? "" : "less");
     made.title = text;
     return made;
@@ -72,7 +72,7 @@ async function showFleet() {
     return [
       link(job.name), state(job.state), job.running_task_count + " of " + job.task_count,
       number(load.input_rate), number(load.processed_rate), span(load.lag_s), percent(load.busy),
-      promises(job.guarantees, (text) => text.split(";")[0]), node("span", remark, job.problem ? "bad" : "dim"),
+      guarantees(job.guarantees, (text) => text.split(";")[0]), node("span", remark, job.problem ? "bad" : "dim"),
     ];
   });
   const containers = found.containers.map((row) => [
@@ -83,12 +83,12 @@ async function showFleet() {
     node("h1", "Jobs"),
     table(
       [["job", "word"], ["state", "word"], ["tasks", "word"], ["in/s", "number"], ["done/s", "number"],
-        ["lag", "number"], ["busy", "number"], ["promise", "text"], ["remark", "text"]],
+        ["lag", "number"], ["busy", "number"], ["guarantee", "text"], ["remark", "text"]],
       jobs, "No jobs yet: submit a pipeline with `penstock submit`."),
     node("h2", "Containers"),
     table(
       [["container", "word"], ["state", "word"], ["shards", "number"], ["tasks", "number"],
-        ["last beat", "number"]],
+        ["last heartbeat", "number"]],
       containers, "No containers."),
   ];
 }
@@ -107,9 +107,9 @@ async function showJob(name) {
   });
   const made = [
     node("h1", [job.name + "  ", state(job.state)]),
-    node("h2", "What it promises"),
-    job.guarantees.length ? promises(job.guarantees)
-      : node("p", "It keeps no state: there is no kind of productions to choose.", "dim"),
+    node("h2", "Guarantees"),
+    job.guarantees.length ? guarantees(job.guarantees)
+      : node("p", "This job has no state: the choice between strong and weak productions does not apply.", "dim"),
   ];
   if (job.problem) made.push(node("p", job.problem, "bad"));
   made.push(
@@ -117,7 +117,7 @@ async function showJob(name) {
     table(
       [["task", "word"], ["container", "word"], ["state", "word"], ["to read", "number"],
         ["for", "number"], ["restarts", "number"], ["error", "text"]],
-      tasks, "No task runs."));
+      tasks, "No task is running."));
   if (lows?.problem) made.push(node("h2", "Low watermarks"), node("p", lows.problem, "bad"));
   else if (lows) {
     const rows = lows.categories.map((found) => [
@@ -129,12 +129,12 @@ async function showJob(name) {
       ...lows.held_back.map((item) => node("p", item.category + ": " + item.text, "dim")));
   }
   made.push(
-    node("h2", "Settings, and which layer decided each"),
-    table([["setting", "word"], ["value", "text"], ["decided by", "word"], ["why", "text"]], settings, ""));
+    node("h2", "Settings and their layers"),
+    table([["setting", "word"], ["value", "text"], ["layer", "word"], ["reason", "text"]], settings, ""));
   return made;
 }
 
-// A job that has not made its outputs yet has none; the rest of its page is shown all the same.
+// A job whose outputs do not exist yet has no watermarks; the rest of its page is shown anyway.
 async function lowsOf(job) {
   try {
     return await ask("/api/v1/watermarks?subject=" + encodeURIComponent(job));
@@ -149,38 +149,38 @@ function flat(value, path = "") {
   return Object.entries(value).flatMap(([name, part]) => flat(part, path ? path + "." + name : name));
 }
 
-// --- asking
+// --- requests
 
 class Problem extends Error {}
 class NoToken extends Error {}
 
 async function ask(path) {
-  const token = sessionStorage.getItem(KEPT);
+  const token = sessionStorage.getItem(TOKEN_KEY);
   if (!token) throw new NoToken("");
   let reply;
   try {
     reply = await fetch(path, {headers: {Authorization: "Bearer " + token}, cache: "no-store"});
   } catch {
-    throw new Problem("The control plane does not answer.\nThis is what was seen last; it is asked again.");
+    throw new Problem("The control plane does not answer.\nThe page shows the last known state and retries.");
   }
-  const said = await reply.json().catch(() => ({}));
-  if (reply.status === 401) throw new NoToken([said.title, said.detail, said.fix].filter(Boolean).join("\n"));
-  if (!reply.ok) throw new Problem([said.title, said.detail, said.fix].filter(Boolean).join("\n"));
-  return said;
+  const body = await reply.json().catch(() => ({}));
+  if (reply.status === 401) throw new NoToken([body.title, body.detail, body.fix].filter(Boolean).join("\n"));
+  if (!reply.ok) throw new Problem([body.title, body.detail, body.fix].filter(Boolean).join("\n"));
+  return body;
 }
 
-function say(text) {
+function showProblem(text) {
   $("problem").textContent = text;
   $("problem").hidden = !text;
 }
 
 function askToken(why) {
-  sessionStorage.removeItem(KEPT);
+  sessionStorage.removeItem(TOKEN_KEY);
   $("page").replaceChildren();
   $("seen").textContent = "";
   $("leave").hidden = true;
   $("ask").hidden = false;
-  say(why);
+  showProblem(why);
   $("token").focus();
 }
 
@@ -189,18 +189,18 @@ async function refresh() {
   const mine = ++round, began = performance.now(), job = location.hash.match(/^#\/jobs\/(.+)$/);
   try {
     const parts = await (job ? showJob(decoded(job[1])) : showFleet());
-    if (mine !== round) return; // another page was asked for meanwhile
+    if (mine !== round) return; // another page was requested meanwhile
     $("page").replaceChildren(...parts);
     $("seen").textContent = "as of " + new Date().toLocaleTimeString();
     $("leave").hidden = false;
     $("ask").hidden = true;
-    say("");
+    showProblem("");
   } catch (error) {
     if (mine !== round) return;
     if (error instanceof NoToken) return askToken(error.message);
-    say(error instanceof Problem ? error.message : "This page has a bug: " + error);
+    showProblem(error instanceof Problem ? error.message : "This page has a bug: " + error);
   }
-  // What takes long is asked for less often, and nothing while nobody looks.
+  // A slow page is refreshed less often, and a hidden one not at all.
   if (!document.hidden) timer = setTimeout(refresh, Math.max(EVERY_MS, 10 * (performance.now() - began)));
 }
 
@@ -208,15 +208,15 @@ function decoded(text) {
   try {
     return decodeURIComponent(text);
   } catch {
-    return text; // somebody cut the address: it names nothing, and the server says so
+    return text; // a truncated address; the server answers that it does not exist
   }
 }
 
-// The token comes behind the #, which browsers send to nobody, and leaves the address at once.
+// The token is in the fragment, which browsers do not send, and is removed from the address at once.
 function takeToken() {
   const given = location.hash.match(/^#token=([^&]+)(?:&job=(.+))?$/);
   if (!given) return;
-  sessionStorage.setItem(KEPT, decoded(given[1]));
+  sessionStorage.setItem(TOKEN_KEY, decoded(given[1]));
   history.replaceState(null, "", location.pathname + "#/" + (given[2] ? "jobs/" + given[2] : ""));
 }
 
@@ -228,7 +228,7 @@ addEventListener("hashchange", () => {
 addEventListener("visibilitychange", () => document.hidden || refresh());
 $("ask").addEventListener("submit", (event) => {
   event.preventDefault();
-  sessionStorage.setItem(KEPT, $("token").value.trim());
+  sessionStorage.setItem(TOKEN_KEY, $("token").value.trim());
   $("token").value = "";
   refresh();
 });

@@ -1,4 +1,4 @@
-"""Routes about alarms: what fires, who looks after it, what is silent; and what the cluster has left."""
+"""Routes about alarms, their acknowledgement and silences; and about the cluster's capacity."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from penstock.server.bodies import Key, NameQuery, WhyQuery
 from penstock.server.pools import LONG, WRITES
 from penstock.server.replies import WRITING, Responses, problems
 from penstock.server.security import Guard
-from penstock.server.services import Ask, Control
+from penstock.server.services import Control, WriteArguments
 
 SeverityName = Literal["info", "warning", "critical"]
 
@@ -26,7 +26,7 @@ class _Reply(BaseModel):
 
 
 class AlarmReply(_Reply):
-    """One trouble, from when it was first seen until it is over."""
+    """One alarm, from its first detection until it is resolved."""
 
     id: str
     name: str
@@ -49,14 +49,14 @@ class AlarmReply(_Reply):
 
 
 class Alarms(_Reply):
-    """Alarms, those that fire first, the worst first; and the routes by which people are told."""
+    """Alarms, firing ones first, then by severity; and the routes by which notices are sent."""
 
     alarms: list[AlarmReply]
     routes: list[str]
 
 
 class SilenceReply(_Reply):
-    """Nobody is told of these until then."""
+    """A silence: no notices for these alarms until `until_ms`."""
 
     id: str
     job: str
@@ -68,13 +68,13 @@ class SilenceReply(_Reply):
 
 
 class Silences(_Reply):
-    """Those that hold."""
+    """The active silences."""
 
     silences: list[SilenceReply]
 
 
 class RouteAnswer(_Reply):
-    """What a route said to a test."""
+    """The result of a test notice on one route."""
 
     route: str
     is_taken: bool
@@ -82,13 +82,13 @@ class RouteAnswer(_Reply):
 
 
 class RouteAnswers(_Reply):
-    """What each route said to a test."""
+    """The results of a test notice on each route."""
 
     routes: list[RouteAnswer]
 
 
 class CapacityKind(_Reply):
-    """One resource of the cluster; null: that is not limited."""
+    """One resource of the cluster; null: unlimited."""
 
     kind: str
     total: float | None
@@ -98,7 +98,7 @@ class CapacityKind(_Reply):
 
 
 class StoppedJob(_Reply):
-    """A job that the capacity manager stopped, and what it would need."""
+    """A job that the capacity manager stopped, and the resources that it needs."""
 
     job: str
     priority: int
@@ -106,8 +106,8 @@ class StoppedJob(_Reply):
     reserved: dict[str, float]
 
 
-class Capacity(_Reply):
-    """What the cluster has, what is reserved and used of it, and who was stopped for it."""
+class CapacityReply(_Reply):
+    """The cluster's resources: total, reserved and used; and the jobs that were stopped for lack of them."""
 
     is_limited: bool
     containers: int
@@ -122,18 +122,18 @@ class Capacity(_Reply):
 
 
 AlarmId = Annotated[str, Path(pattern=f"^[0-9a-f]{{{ID_LENGTH}}}$")]
-All = Annotated[bool, Query(description="Also those that are over.")]
+All = Annotated[bool, Query(description="Also resolved alarms.")]
 
 
 def add_alarm_reads(router: APIRouter, plane: Control, guard: Guard) -> None:
-    """What is wrong."""
+    """Routes to read alarms, silences and capacity."""
 
     @router.get("/alarms", response_model=Alarms, responses=problems())
     @LONG
     def list_alarms(
         caller: Caller = guard.allow("alarm.read"), job: NameQuery = None, all: All = False
     ) -> Response:
-        """Alarms that fire, the worst first."""
+        """Firing alarms, the worst first."""
         silences = plane.alarms.store.silences(plane.clock.now_ms())
         found = plane.alarms.alarms(job=job, everything=all)
         lines = [_alarm(alarm, silences, plane.clock.now_ms()) for alarm in found]
@@ -149,33 +149,34 @@ def add_alarm_reads(router: APIRouter, plane: Control, guard: Guard) -> None:
     @router.get("/silences", response_model=Silences, responses=problems())
     @LONG
     def list_silences(caller: Caller = guard.allow("alarm.read")) -> Response:
-        """The silences that hold."""
+        """The active silences."""
         found = plane.alarms.store.silences(plane.clock.now_ms())
         return answer({"silences": [_silence(silence) for silence in found]})
 
-    @router.get("/capacity", response_model=Capacity, responses=problems())
+    @router.get("/capacity", response_model=CapacityReply, responses=problems())
     @LONG
     def get_capacity(caller: Caller = guard.allow("status.read")) -> Response:
-        """What the cluster has, and how much of it is reserved and used."""
-        refused = [job for job, said in sorted(plane.scaler.decisions.items()) if is_short_of_room(said)]
+        """The cluster's resources: total, reserved and used."""
+        decisions = sorted(plane.scaler.decisions.items())
+        refused = [job for job, decision in decisions if is_short_of_room(decision)]
         return answer({**plane.capacity.to_json(), "refused": refused, **plane.lending.summary()})
 
 
 def add_alarm_writes(router: APIRouter, plane: Control, guard: Guard) -> None:
-    """What people do about it."""
-    ask = Ask(plane)
-    created: Responses = {201: {"model": SilenceReply, "description": "It holds now"}}
+    """Routes to acknowledge and silence alarms, and to test routes."""
+    arguments = WriteArguments(plane)
+    created: Responses = {201: {"model": SilenceReply, "description": "Created"}}
 
     @router.post("/alarms/{alarm_id}/acknowledge", response_model=AlarmReply, responses=problems(*WRITING))
     @WRITES
     def acknowledge_alarm(
         alarm_id: AlarmId,
-        body: bodies.Because,
+        body: bodies.ReasonBody,
         caller: Caller = guard.allow("alarm.write"),
         idempotency_key: Key = None,
     ) -> Response:
-        """Say that somebody looks after it: no more reminders until it is over or gets worse."""
-        alarm = plane.alarms.acknowledge(alarm_id, **ask(caller, body.why, idempotency_key))
+        """Acknowledge an alarm: no more reminders until it is resolved or becomes worse."""
+        alarm = plane.alarms.acknowledge(alarm_id, **arguments(caller, body.why, idempotency_key))
         now_ms = plane.clock.now_ms()
         return answer(_alarm(alarm, plane.alarms.store.silences(now_ms), now_ms))
 
@@ -187,17 +188,17 @@ def add_alarm_writes(router: APIRouter, plane: Control, guard: Guard) -> None:
     )
     @WRITES
     def add_silence(
-        body: bodies.NewSilence,
+        body: bodies.NewSilenceBody,
         caller: Caller = guard.allow("alarm.write"),
         idempotency_key: Key = None,
     ) -> Response:
-        """Tell nobody of some alarms for a while; what still fires then is told."""
+        """Silence some alarms for a while; a notice is sent for those that still fire afterwards."""
         silence = plane.alarms.silence(
             job=body.job,
             key=body.kind,
             severity_max=body.severity,
             for_ms=body.for_s * 1000,
-            **ask(caller, body.why, idempotency_key),
+            **arguments(caller, body.why, idempotency_key),
         )
         return answer(_silence(silence), status=201)
 
@@ -209,15 +210,15 @@ def add_alarm_writes(router: APIRouter, plane: Control, guard: Guard) -> None:
         why: WhyQuery = "",
         idempotency_key: Key = None,
     ) -> Response:
-        """End a silence before its time."""
-        return answer(_silence(plane.alarms.unsilence(silence_id, **ask(caller, why, idempotency_key))))
+        """End a silence early."""
+        return answer(_silence(plane.alarms.unsilence(silence_id, **arguments(caller, why, idempotency_key))))
 
     @router.post("/alarm-routes/test", response_model=RouteAnswers, responses=problems(*WRITING))
     @LONG
-    def test_routes(body: bodies.Because, caller: Caller = guard.allow("alarm.write")) -> Response:
-        """Send a notice through each route, and say what each answered."""
-        answers = plane.alarms.test(**ask(caller, body.why, None))
-        lines = [{"route": name, "is_taken": not said, "answer": said} for name, said in answers.items()]
+    def test_routes(body: bodies.ReasonBody, caller: Caller = guard.allow("alarm.write")) -> Response:
+        """Send a test notice through each route, and return each result."""
+        answers = plane.alarms.test(**arguments(caller, body.why, None))
+        lines = [{"route": name, "is_taken": not error, "answer": error} for name, error in answers.items()]
         return answer({"routes": lines})
 
 

@@ -1,4 +1,4 @@
-"""Routes that containers use, and what people ask about containers."""
+"""Routes that containers call: registration, heartbeats, the task list; and the log of a container."""
 
 from __future__ import annotations
 
@@ -20,31 +20,31 @@ from penstock.server import bodies, replies
 from penstock.server.answers import answer
 from penstock.server.bodies import INT_MAX, LINE_MAX, IfOther, Name, Version
 from penstock.server.limits import check_json
-from penstock.server.pools import BEATS, LONG, Together
+from penstock.server.pools import HEARTBEATS, LONG, RequestBatcher
 from penstock.server.replies import problems
 from penstock.server.routes import fleet as fleet_routes
 from penstock.server.security import Guard
 from penstock.server.services import Control
 
 JSON = "application/json"
-AT_ONCE = 64  # heartbeats in one transaction
+BATCH_MAX = 64  # heartbeats in one transaction
 NUL = b"\\u0000"  # escaped
-UNCHANGED: replies.Responses = {304: {"description": "The list has the version that was named"}}
+UNCHANGED: replies.Responses = {304: {"description": "The list still has this version"}}
 
 
-def add_container_routes(router: APIRouter, plane: Control, guard: Guard, lists: ListWatch) -> None:
+def add_container_routes(router: APIRouter, plane: Control, guard: Guard, lists: TaskListWatch) -> None:
     """Registration, heartbeats, the task list, logs."""
-    # A fleet of 2,000 containers sends 200 heartbeats a second: those that come together share a transaction.
-    beats = Together(BEATS, partial(answer_beats, plane), at_once=AT_ONCE)
+    # A fleet of 2,000 containers sends 200 heartbeats a second: a batch of them shares a transaction.
+    beats = RequestBatcher(HEARTBEATS, partial(answer_beats, plane), batch_max=BATCH_MAX)
 
     @router.post(
-        "/containers/{name}/register", response_model=replies.Registered, responses=problems(409, 507)
+        "/containers/{name}/register", response_model=replies.RegisteredReply, responses=problems(409, 507)
     )
-    @BEATS
+    @HEARTBEATS
     def register_container(
-        name: Name, body: bodies.Register, caller: Caller = guard.allow("container.beat")
+        name: Name, body: bodies.RegisterBody, caller: Caller = guard.allow("container.beat")
     ) -> Response:
-        """Announce a container's new life."""
+        """Register a container's new incarnation."""
         plane.register_container(name, body.incarnation, folder_id=body.folder_id)
         return answer({"container": name})
 
@@ -55,50 +55,50 @@ def add_container_routes(router: APIRouter, plane: Control, guard: Guard, lists:
         openapi_extra={"requestBody": {"required": True, "content": {JSON: {"schema": BEAT_SCHEMA}}}},
     )
     async def beat(name: Name, request: Request, caller: Caller = guard.allow("container.beat")) -> Response:
-        """A heartbeat, answered with what the container should know and do."""
-        heartbeat = read_beat(await request.body(), request.headers.get("content-type", ""))
+        """A heartbeat; the reply has the verdict, the owned shards and orders."""
+        heartbeat = read_heartbeat(await request.body(), request.headers.get("content-type", ""))
         if heartbeat.container != name:
             raise ConfigError(
                 f"this is not a heartbeat of {name!r}",
-                why=f"it says that it is of {heartbeat.container!r}",
-                fix="send it to its own address",
+                why=f"it names the container {heartbeat.container!r}",
+                fix="send it to the route of its own container",
             )
         plane.on_beat_arrival(heartbeat)
         return answer(await beats.ask(heartbeat))
 
     @router.post("/containers/{name}/dead", response_model=fleet_routes.Buried, responses=problems(507))
-    @BEATS
+    @HEARTBEATS
     def container_dead(
-        name: Name, body: bodies.Dead, caller: Caller = guard.allow("container.beat")
+        name: Name, body: bodies.DeadBody, caller: Caller = guard.allow("container.beat")
     ) -> Response:
-        """Its host saw it end and has cleared up: its shards move at once."""
+        """Report from its host that a container and its tasks have ended: its shards move at once."""
         return answer({"is_news": plane.on_container_dead(name, body.folder_id)})
 
-    @router.get("/installation", response_model=fleet_routes.Installation, responses=problems())
-    @BEATS
+    @router.get("/installation", response_model=fleet_routes.InstallationReply, responses=problems())
+    @HEARTBEATS
     def installation(caller: Caller = guard.allow("container.beat")) -> Response:
-        """What a container must know to join: heartbeat times, and where streams, state and store are."""
+        """The settings that a container needs to join: heartbeat times, and places of bus, rows and store."""
         return answer(plane.installation() | {"container": caller.container})
 
-    @router.get("/tasks", response_model=replies.TaskList, responses=UNCHANGED | problems())
+    @router.get("/tasks", response_model=replies.TaskListReply, responses=UNCHANGED | problems())
     async def task_list(
         caller: Caller = guard.allow("task.read"),
         since: Version = None,
         if_none_match: IfOther = None,
         wait_s: Annotated[float, Query(ge=0, le=WAIT_MAX_S)] = 0,
     ) -> Response:
-        """The task list, or what changed in it since a version; its version is its ETag. With `wait_s` one
-        that has not changed is answered when it does, or after so long.
+        """The task list, or its changes since a version; its version is the ETag. With `wait_s` the request
+        is a long poll: it is answered when the list changes, or after that time.
         """
         if if_none_match is not None:
             known = if_none_match.strip('"')
-            version = await BEATS.run(plane.task_service.version)
+            version = await HEARTBEATS.run(plane.task_service.version)
             if known == str(version) and wait_s:
                 await lists.newer_than(version, wait_s)
-                version = await BEATS.run(plane.task_service.version)
+                version = await HEARTBEATS.run(plane.task_service.version)
             if known == str(version):
                 return Response(status_code=304, headers={"ETag": if_none_match})
-        version, found = await BEATS.run(plane.task_list, since)
+        version, found = await HEARTBEATS.run(plane.task_list, since)
         return answer(found, version=version)
 
     @router.get("/containers/{name}/log", response_model=replies.LogText, responses=problems(404))
@@ -120,7 +120,7 @@ def _log_of(plane: Control, name: str, lines: int) -> str:
         raise NotFound(
             f"no log of a container {name!r} here",
             why=f"containers known: {', '.join(sorted(known)) or 'none'}",
-            fix="look at `penstock status` for their names",
+            fix="`penstock container ls` lists the containers",
         )
     with path.open("rb") as file:
         with contextlib.suppress(OSError):
@@ -129,31 +129,33 @@ def _log_of(plane: Control, name: str, lines: int) -> str:
 
 
 def answer_beats(plane: Control, beats: Sequence[Heartbeat]) -> list[HeartbeatReply]:
-    """The replies to heartbeats that came together."""
+    """The replies to a batch of heartbeats."""
     try:
         return plane.answer_beats(beats)
     except VersionConflict:
-        # One of them says what does not fit: that is no reason to leave the others without an answer.
+        # One heartbeat has a conflict: process them one by one, so that the others get their replies.
         return [reply for beat in beats for reply in plane.answer_beats([beat])]
 
 
-def read_beat(body: bytes, content_type: str) -> Heartbeat:
-    """A heartbeat, exactly as its class declares it: anything else is a damaged or foreign message."""
+def read_heartbeat(body: bytes, content_type: str) -> Heartbeat:
+    """Decode a heartbeat strictly: unknown or missing fields are refused."""
     try:
         if content_type.partition(";")[0].strip().lower() != JSON:
             raise ValueError(f"its content type is {content_type[:100]!r}, not {JSON}")
         if NUL in body:
-            raise ValueError("it has a NUL character, which no store holds")
+            raise ValueError("it has a NUL character, which no store can hold")
         return msgspec.convert(_decode(body), Heartbeat, from_attributes=True)
     except (ValueError, msgspec.DecodeError) as error:
-        check_json(body)  # what is wrong with any JSON is said in the same words everywhere
+        check_json(body)  # raises the same errors for bad JSON as all other routes
         raise ConfigError(
-            "this is not a heartbeat", why=str(error), fix="run the same version on both sides"
+            "this is not a valid heartbeat",
+            why=str(error),
+            fix="run the same version of Penstock in the container and in the control plane",
         ) from None
 
 
 def _strict(kind: type) -> Any:
-    """A struct with the fields of a message's class that refuses all others."""
+    """A msgspec struct with the fields of a dataclass, which refuses all others."""
     hints, declared = get_type_hints(kind), list[Any]()
     for item in fields(kind):
         hint = _bounded(hints[item.name])
@@ -175,7 +177,7 @@ def _bounded(hint: Any) -> Any:
 
 
 def _inlined(schema: Any, parts: dict[str, Any]) -> Any:
-    """A schema with what it refers to in place, since only whole models may have names in the API's."""
+    """A schema with its references replaced by what they refer to: OpenAPI has no `$defs`."""
     if isinstance(schema, dict):
         if "$ref" in schema:
             return _inlined(parts[schema["$ref"].rpartition("/")[2]], parts)
@@ -191,63 +193,63 @@ _SCHEMA = msgspec.json.schema(_BODY)
 BEAT_SCHEMA = _inlined(_SCHEMA, _SCHEMA["$defs"])
 
 
-LOOK_S = 0.1
+POLL_S = 0.1
 WAIT_MAX_S = 30.0
 
 log = structlog.get_logger(__name__)
 
 
-class ListWatch:
-    """Tells who waits that the list is newer. All of it runs on the server's event loop but `close`."""
+class TaskListWatch:
+    """Wakes long polls when the task list changes. Everything but `close` runs on the server's event loop."""
 
     def __init__(self, version: Callable[[], int]) -> None:
         self._version = version
         self._seen = 0
         self._waiting = 0
-        self._news = asyncio.Event()
-        self._looker: asyncio.Task[None] | None = None
+        self._changed = asyncio.Event()
+        self._poller: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._is_closed = False
 
     async def newer_than(self, version: int, wait_s: float) -> None:
-        """Return when the list is newer than this, after so long, or when the server ends."""
+        """Return when the list is newer than this version, after `wait_s`, or when the server ends."""
         self._loop = asyncio.get_running_loop()
         end = self._loop.time() + wait_s
         self._waiting += 1
         try:
             while not self._is_closed and self._seen <= version and (left_s := end - self._loop.time()) > 0:
-                if self._looker is None or self._looker.done():
-                    self._looker = self._loop.create_task(self._look())
+                if self._poller is None or self._poller.done():
+                    self._poller = self._loop.create_task(self._poll())
                 try:
-                    await asyncio.wait_for(self._news.wait(), left_s)
+                    await asyncio.wait_for(self._changed.wait(), left_s)
                 except TimeoutError:
                     return
         finally:
             self._waiting -= 1
 
     def close(self) -> None:
-        """Let everybody go; from any thread."""
+        """End all waits; may be called from any thread."""
         self._is_closed = True
         if self._loop is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._tell)
+            self._loop.call_soon_threadsafe(self._notify)
 
-    def _tell(self) -> None:
-        news, self._news = self._news, asyncio.Event()
-        news.set()
+    def _notify(self) -> None:
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
 
-    async def _look(self) -> None:
-        """Until nobody waits any more."""
-        self._seen = 0  # whoever waits knows better than what was seen long ago
-        is_silent = False
+    async def _poll(self) -> None:
+        """Poll the list's version as long as there are waiters."""
+        self._seen = 0  # the last seen version may be older than the waiters' versions
+        is_logged = False
         while self._waiting and not self._is_closed:
             try:
-                seen = await BEATS.run(self._version)
-                is_silent = False
+                seen = await HEARTBEATS.run(self._version)
+                is_logged = False
                 if seen != self._seen:
                     self._seen = seen
-                    self._tell()
+                    self._notify()
             except PenstockError as error:
-                if not is_silent:
+                if not is_logged:
                     log.warning("the task list's version could not be read", error=error.what)
-                is_silent = True
-            await asyncio.sleep(LOOK_S)
+                is_logged = True
+            await asyncio.sleep(POLL_S)

@@ -35,18 +35,18 @@ from penstock.server.security import Guard
 from penstock.server.services import Control
 
 HISTORY_MAX = 20
-# What `after` may be: the container, the file's number, how far into it.
+# The `after` of a task log: container, file number, offset.
 PLACE_PATTERN = r"^[A-Za-z0-9_][A-Za-z0-9_.\-]{0,199}:[0-9]{1,30}:[0-9]{1,18}$"
 
 
-class Fleet:
-    """Reads what one control plane knows of where things run; writes nothing."""
+class FleetReader:
+    """Reads containers, shards, tasks and their logs; writes nothing."""
 
     def __init__(self, plane: Control) -> None:
         self._plane = plane
 
     def containers(self) -> list[dict[str, Any]]:
-        """Every container ever heard of, a line each."""
+        """A line for every container that ever registered."""
         owned: dict[str, int] = {}
         for shard in self._plane.fleet.shards():
             if shard.container:
@@ -58,7 +58,7 @@ class Fleet:
         ]
 
     def container(self, name: str) -> dict[str, Any]:
-        """One of these lines."""
+        """The line of one container."""
         for line in self.containers():
             if line["name"] == name:
                 return line
@@ -76,7 +76,7 @@ class Fleet:
         ]
 
     def shard(self, number: int) -> dict[str, Any]:
-        """One shard: its record, its tasks, its load, how it came where it is, what would be done next."""
+        """One shard: its record, tasks, load, history, and what placement would do with it."""
         row = next((row for row in self._plane.fleet.shards() if row.shard == number), None)
         if row is None:
             raise no_shard(number)
@@ -100,12 +100,12 @@ class Fleet:
     def _outlook(self, number: int) -> tuple[dict[str, float], str]:
         try:
             load, decision = self._plane.shard_manager.outlook(number, self._plane.clock.boot_ms())
-        except StoreUnavailable as error:  # a standby: the active one knows
-            return {}, f"not known here: {error.what}"
+        except StoreUnavailable as error:  # on a standby; only the active instance has it
+            return {}, f"unknown on this instance: {error.what}"
         return dict(zip(LOAD_KINDS, load, strict=False)), describe_outlook(decision)
 
     def tasks(self, job: str | None, container: str | None) -> list[dict[str, Any]]:
-        """What containers say of tasks, and tasks that should be and of which nobody says anything."""
+        """Tasks that containers report, and expected tasks that no container reports."""
         if job is not None:
             self.check_job(job)
         if container is not None:
@@ -136,7 +136,7 @@ class Fleet:
                 yield _task_line(owners.get(shard) or "", waiting)
 
     def check_job(self, job: str) -> None:
-        """NotFound, with what may have been meant, unless there is such a job."""
+        """NotFound, with a suggestion, if the job does not exist."""
         try:
             self._plane.jobs.view(job)
         except NotFound as error:
@@ -145,7 +145,7 @@ class Fleet:
             raise NotFound(error.what, why=f"jobs known: {some_of(known)}", fix=fix) from error
 
     def check_task(self, job: str, index: int) -> str:
-        """The id of a task that is or should be; NotFound names those that are."""
+        """The id of a reported or expected task; NotFound lists the job's tasks."""
         self.check_job(job)
         indexes = sorted({line["index"] for line in self._tasks(job)})
         if index in indexes:
@@ -153,11 +153,11 @@ class Fleet:
         raise NotFound(
             f"job {job} has no task {index}",
             why=f"its tasks now: {', '.join(map(str, indexes)) or 'none'}",
-            fix=f"`penstock task ls {job}` lists them" if indexes else "a job that is stopped has none",
+            fix=f"`penstock task ls {job}` lists them" if indexes else "start the job",
         )
 
     def log(self, job: str, index: int, *, lines: int, after: str | None) -> dict[str, Any]:
-        """What a task printed: its last lines, or what came after a place that an earlier answer named."""
+        """A task's log: its last lines, or the text after the `place` of an earlier response."""
         task_id = self.check_task(job, index)
         row = self._container_of(job, task_id)
         folder = self._folder_of(row, task_id)
@@ -172,10 +172,10 @@ class Fleet:
             ]
             error = next(filter(None, errors), "")
             raise NotFound(
-                f"{task_id} has printed nothing on {row.name}",
-                why="only plain processes have a log of their own, from their start on"
+                f"{task_id} has no log on {row.name}",
+                why="only tasks of kind `process` have a log of their own"
                 + (f"; its last error: {error}" if error else ""),
-                fix=f"`penstock logs {row.name}` shows what its container prints",
+                fix=f"`penstock logs {row.name}` shows the log of its container",
             )
         return {
             "task_id": task_id,
@@ -191,14 +191,14 @@ class Fleet:
         found = next((rows[name] for name in where if name in rows), None)
         if found is None:
             raise NotFound(
-                f"{task_id} is nowhere yet",
+                f"{task_id} is not placed yet",
                 why="no container owns its shard",
-                fix="`penstock shard ls` shows where shards are",
+                fix="`penstock shard ls` lists shards and their containers",
             )
         return found
 
     def _folder_of(self, row: ContainerRow, task_id: str) -> Path:
-        """Where a container of this machine keeps its files; the id in it proves that it is its own."""
+        """The folder of a container on this machine; the id in it must be the container's."""
         folder = self._plane.settings.folder / "containers" / row.name
         try:
             if (folder / "folder_id").read_text().strip() == row.folder_id:
@@ -207,7 +207,7 @@ class Fleet:
             pass
         raise NotFound(
             f"the log of {task_id} cannot be reached from the control plane",
-            why=f"{row.name} keeps it in its own folder, on host {row.host or 'unknown'}",
+            why=f"it is in the folder of {row.name}, on host {row.host or 'unknown'}",
             fix="read it there: <folder of the container>/tasks/logs",
         )
 
@@ -217,7 +217,9 @@ def _place(after: str | None) -> tuple[str, int, int] | None:
         return None
     if re.fullmatch(PLACE_PATTERN, after) is None:
         raise ConfigError(
-            f"{after[:100]!r} is no place in a log", why="an answer names it", fix="give the last `place`"
+            f"{after[:100]!r} is not a valid log position",
+            why="it must be the `place` of an earlier response",
+            fix="send the last `place`",
         )
     container, file, offset = after.rsplit(":", 2)
     return container, int(file), int(offset)
@@ -258,7 +260,9 @@ def _shard_line(row: ShardRow, tasks: int) -> dict[str, Any]:
 
 def _task_line(container: str, report: TaskReport) -> dict[str, Any]:
     number = report.task_id.rpartition("/")[2]
-    index = int(number) if number.isdecimal() and len(number) < 10 else -1  # said by a container: anything
+    index = (
+        int(number) if number.isdecimal() and len(number) < 10 else -1
+    )  # reported by a container: not trusted
     return {"container": container, "index": index, **asdict(report)}
 
 
@@ -267,7 +271,7 @@ class _Reply(BaseModel):
 
 
 class ContainerLine(_Reply):
-    """One container as last heard."""
+    """One container as of its last heartbeat."""
 
     name: str
     state: Literal["live", "withheld", "gone", "dead"]
@@ -288,13 +292,13 @@ class ContainerLine(_Reply):
 
 
 class Containers(_Reply):
-    """Every container ever heard of."""
+    """Every container that ever registered."""
 
     containers: list[ContainerLine]
 
 
 class ShardLine(_Reply):
-    """One shard's record, and how many tasks fall into it."""
+    """One shard's record and number of tasks."""
 
     shard: int
     container: str | None
@@ -313,7 +317,7 @@ class Shards(_Reply):
 
 
 class ShardMoved(_Reply):
-    """One decision about a shard."""
+    """One decision that moved a shard."""
 
     at_ms: int
     actor: str
@@ -322,7 +326,7 @@ class ShardMoved(_Reply):
 
 
 class ShardPage(ShardLine):
-    """One shard, and why it is where it is; `outlook`: what the next look at placement would do with it."""
+    """One shard with its history; `outlook`: what the next placement round would do with it, and why."""
 
     task_ids: list[str]
     load: dict[str, float]
@@ -331,7 +335,7 @@ class ShardPage(ShardLine):
 
 
 class TaskReportLine(TaskLine):
-    """One task, wherever it is; `unreported`: it should be there, and nobody says anything of it."""
+    """One task; state `unreported`: it is expected, and no container reports it."""
 
     job: str
     index: int
@@ -349,7 +353,7 @@ class TaskReports(_Reply):
 
 
 class TaskLog(_Reply):
-    """Some of what a task printed; `place` is where it ends, `is_gap`: what came before is gone."""
+    """A part of a task's log; `place`: its end position, `is_gap`: text before it was deleted."""
 
     task_id: str
     container: str
@@ -359,20 +363,20 @@ class TaskLog(_Reply):
 
 
 class Restarting(_Reply):
-    """A task that was asked to restart, and where."""
+    """A task whose restart was ordered, and its container."""
 
     task_id: str
     container: str
 
 
 class Buried(_Reply):
-    """Whether a container was taken for alive until now."""
+    """Whether the container was recorded as alive until now."""
 
     is_news: bool
 
 
-class Installation(_Reply):
-    """What a container must know to join."""
+class InstallationReply(_Reply):
+    """The settings that a container needs to join."""
 
     profile: str
     bus: str
@@ -380,7 +384,7 @@ class Installation(_Reply):
     rows_identity: str
     store: str
     host: str
-    container: str = Field(description="The only one that the caller's token speaks for; none: any.")
+    container: str = Field(description='The container for which the token is valid; "": any.')
 
 
 ShardNumber = Annotated[int, InPath(ge=0, le=2**31 - 1)]
@@ -389,14 +393,16 @@ Lines = Annotated[int, Query(ge=1, le=10_000)]
 After = Annotated[
     str | None,
     Query(
-        max_length=250, pattern=PLACE_PATTERN, description="The `place` of an earlier answer: go on there."
+        max_length=250,
+        pattern=PLACE_PATTERN,
+        description="The `place` of an earlier response, to continue.",
     ),
 ]
 ASKING = (404, 507)
 
 
-class Because:
-    """What every order is given with: who, why, when; a reason is needed."""
+class OrderArguments:
+    """Makes the arguments that every order takes: actor, reason and time. A reason is required."""
 
     def __init__(self, plane: Control) -> None:
         self._clock = plane.clock
@@ -406,25 +412,25 @@ class Because:
         return {"now_ms": self._clock.boot_ms(), "reason": why, "actor": caller.name}
 
 
-def add_fleet_reads(router: APIRouter, fleet: Fleet, guard: Guard) -> None:
-    """Where everything is."""
+def add_fleet_reads(router: APIRouter, fleet: FleetReader, guard: Guard) -> None:
+    """Routes to read containers, shards and tasks."""
 
     @router.get("/containers", response_model=Containers, responses=problems())
     @LONG
     def list_containers(caller: Caller = guard.allow("container.read")) -> Response:
-        """Every container ever heard of."""
+        """Every container that ever registered."""
         return answer({"containers": fleet.containers()})
 
     @router.get("/shards", response_model=Shards, responses=problems(404))
     @LONG
     def list_shards(caller: Caller = guard.allow("shard.read"), container: NameQuery = None) -> Response:
-        """Every shard, or those that one container has or gets."""
+        """Every shard, or those that one container owns or is the target of."""
         return answer({"shards": fleet.shards(container)})
 
     @router.get("/shards/{shard}", response_model=ShardPage, responses=problems(404))
     @LONG
     def explain_shard(shard: ShardNumber, caller: Caller = guard.allow("shard.read")) -> Response:
-        """One shard: where it is, how it came there, what would be done with it next, and why."""
+        """One shard: its container, its history, and what placement would do with it next, and why."""
         return answer(fleet.shard(shard))
 
     @router.get("/tasks/reports", response_model=TaskReports, responses=problems(404))
@@ -432,7 +438,7 @@ def add_fleet_reads(router: APIRouter, fleet: Fleet, guard: Guard) -> None:
     def task_reports(
         caller: Caller = guard.allow("task.read"), job: NameQuery = None, container: NameQuery = None
     ) -> Response:
-        """What containers say of tasks, and tasks of which nobody says anything."""
+        """Tasks that containers report, and expected tasks that no container reports."""
         return answer({"tasks": fleet.tasks(job, container)})
 
     @router.get("/jobs/{name}/tasks/{index}/log", response_model=TaskLog, responses=problems(404))
@@ -444,59 +450,59 @@ def add_fleet_reads(router: APIRouter, fleet: Fleet, guard: Guard) -> None:
         lines: Lines = 100,
         after: After = None,
     ) -> Response:
-        """What a task printed: the last lines, or what came after a place."""
+        """A task's log: its last lines, or the text after a position."""
         return answer(fleet.log(name, index, lines=lines, after=after))
 
 
-def add_fleet_orders(router: APIRouter, plane: Control, fleet: Fleet, guard: Guard) -> None:
-    """What people may ask of containers, shards and tasks. Each may be repeated."""
-    because = Because(plane)
+def add_fleet_orders(router: APIRouter, plane: Control, fleet: FleetReader, guard: Guard) -> None:
+    """Routes to give orders for containers, shards and tasks. Each may be repeated."""
+    arguments = OrderArguments(plane)
 
     @router.post("/containers/{name}/drain", response_model=ContainerLine, responses=problems(*ASKING))
     @WRITES
     def drain_container(
-        name: Name, body: bodies.Because, caller: Caller = guard.allow("container.write")
+        name: Name, body: bodies.ReasonBody, caller: Caller = guard.allow("container.write")
     ) -> Response:
-        """Move everything away from it, and give it nothing new."""
-        plane.shard_manager.drain(name, **because(caller, body.why))
+        """Move all shards away from the container, and place no new ones there."""
+        plane.shard_manager.drain(name, **arguments(caller, body.why))
         plane.wake_shard_manager()
         return answer(fleet.container(name))
 
     @router.post("/containers/{name}/cordon", response_model=ContainerLine, responses=problems(*ASKING))
     @WRITES
     def cordon_container(
-        name: Name, body: bodies.Because, caller: Caller = guard.allow("container.write")
+        name: Name, body: bodies.ReasonBody, caller: Caller = guard.allow("container.write")
     ) -> Response:
-        """Give it nothing new; it keeps what it has."""
-        plane.shard_manager.cordon(name, **because(caller, body.why))
+        """Place no new shards on the container; it keeps those it has."""
+        plane.shard_manager.cordon(name, **arguments(caller, body.why))
         return answer(fleet.container(name))
 
     @router.post("/containers/{name}/uncordon", response_model=ContainerLine, responses=problems(*ASKING))
     @WRITES
     def uncordon_container(
-        name: Name, body: bodies.Because, caller: Caller = guard.allow("container.write")
+        name: Name, body: bodies.ReasonBody, caller: Caller = guard.allow("container.write")
     ) -> Response:
-        """Take it back."""
-        plane.shard_manager.uncordon(name, **because(caller, body.why))
+        """Use the container for placement again."""
+        plane.shard_manager.uncordon(name, **arguments(caller, body.why))
         plane.wake_shard_manager()
         return answer(fleet.container(name))
 
     @router.post("/shards/{shard}/move", response_model=ShardPage, responses=problems(*ASKING))
     @WRITES
     def move_shard(
-        shard: ShardNumber, body: bodies.MoveShard, caller: Caller = guard.allow("shard.write")
+        shard: ShardNumber, body: bodies.MoveShardBody, caller: Caller = guard.allow("shard.write")
     ) -> Response:
         """Begin to move a shard to a container."""
-        plane.shard_manager.move(shard, body.container, **because(caller, body.why))
+        plane.shard_manager.move(shard, body.container, **arguments(caller, body.why))
         return answer(fleet.shard(shard))
 
     @router.post("/shards/{shard}/release", response_model=ShardPage, responses=problems(*ASKING))
     @WRITES
     def release_shard(
-        shard: ShardNumber, body: bodies.Because, caller: Caller = guard.allow("shard.write")
+        shard: ShardNumber, body: bodies.ReasonBody, caller: Caller = guard.allow("shard.write")
     ) -> Response:
-        """Let a quarantined shard be placed again."""
-        plane.shard_manager.release(shard, **because(caller, body.why))
+        """Allow a quarantined shard to be placed again."""
+        plane.shard_manager.release(shard, **arguments(caller, body.why))
         plane.wake_shard_manager()
         return answer(fleet.shard(shard))
 
@@ -507,9 +513,9 @@ def add_fleet_orders(router: APIRouter, plane: Control, fleet: Fleet, guard: Gua
     )
     @WRITES
     def restart_task(
-        name: Name, index: Index, body: bodies.Because, caller: Caller = guard.allow("task.restart")
+        name: Name, index: Index, body: bodies.ReasonBody, caller: Caller = guard.allow("task.restart")
     ) -> Response:
-        """Ask for one task to be ended and started again where it is."""
+        """Order a restart of one task in its container."""
         task_id = fleet.check_task(name, index)
-        container = plane.shard_manager.restart(task_id, **because(caller, body.why))
+        container = plane.shard_manager.restart(task_id, **arguments(caller, body.why))
         return answer({"task_id": task_id, "container": container})

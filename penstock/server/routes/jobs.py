@@ -23,17 +23,17 @@ from penstock.server.bodies import (
     WhyQuery,
 )
 from penstock.server.pages import JobPages
-from penstock.server.pools import LONG, READS, WRITES, Reads, Together
+from penstock.server.pools import LONG, READS, WRITES, Reads, RequestBatcher
 from penstock.server.replies import WRITING, problems
 from penstock.server.security import Guard
-from penstock.server.services import Ask, Services, check_package, version_of
+from penstock.server.services import Services, WriteArguments, check_package, version_of
 
-AT_ONCE = 64  # jobs in one look
-CREATED: replies.Responses = {201: {"model": replies.AppliedReply, "description": "It was not there before"}}
+BATCH_MAX = 64  # jobs in one read
+CREATED: replies.Responses = {201: {"model": replies.AppliedReply, "description": "Created"}}
 
 
 def add_job_routes(router: APIRouter, plane: Services, guard: Guard, prefix: str) -> None:
-    """Jobs: reading, changing, ending."""
+    """Routes to read, change and remove jobs."""
     _add_reads(router, plane, guard, JobPages(plane))
     _add_writes(router, plane, guard, prefix)
     _add_ends(router, plane, guard)
@@ -41,8 +41,10 @@ def add_job_routes(router: APIRouter, plane: Services, guard: Guard, prefix: str
 
 def _add_reads(router: APIRouter, plane: Services, guard: Guard, pages: JobPages) -> None:
     reads = Reads(local=not plane.database.is_shared)
-    # A look at a database costs more than what is looked at: what comes meanwhile is read together.
-    jobs: Together[str, tuple[int, bytes] | None] = Together(READS, pages.several, at_once=AT_ONCE)
+    # A database read costs more per call than per job: requests that arrive meanwhile are read in one batch.
+    jobs: RequestBatcher[str, tuple[int, bytes] | None] = RequestBatcher(
+        READS, pages.several, batch_max=BATCH_MAX
+    )
 
     @router.get("/jobs", response_model=replies.JobPage, responses=problems())
     @reads
@@ -59,7 +61,7 @@ def _add_reads(router: APIRouter, plane: Services, guard: Guard, pages: JobPages
         labels = dict(text.split("=", 1) for text in label or [])
         if len(labels) < len(label or []):
             raise ConfigError(
-                "one label was asked for twice", why="no job has two values of it", fix="give it once"
+                "the same label is given twice", why="a job has one value for each label", fix="give it once"
             )
         found = pages.jobs(
             labels=labels, state=state, pipeline=pipeline, removed=removed, after=after or "", limit=limit
@@ -68,36 +70,36 @@ def _add_reads(router: APIRouter, plane: Services, guard: Guard, pages: JobPages
 
     @router.get("/jobs/{name}", response_model=replies.Job, responses=problems(404))
     async def get_job(name: Name, caller: Caller = guard.allow("job.read")) -> Response:
-        """One job: layers, provenance, merged config, what runs, what is on its way."""
+        """One job: layers, provenance, merged config, running config, plan."""
         found = await jobs.ask(name)
         version, body = found if found is not None else await READS.run(pages.job, name)
         return answer(body, version=version)
 
-    @router.post("/jobs/{name}/plan", response_model=replies.JobChange, responses=problems(404))
+    @router.post("/jobs/{name}/plan", response_model=replies.JobChangeReply, responses=problems(404))
     @LONG
-    def plan_job(name: Name, body: bodies.PlanJob, caller: Caller = guard.allow("job.plan")) -> Response:
-        """What applying this would change. Writes nothing."""
+    def plan_job(name: Name, body: bodies.PlanJobBody, caller: Caller = guard.allow("job.plan")) -> Response:
+        """What applying this layer would change. Writes nothing."""
         return answer(plane.jobs.plan_job(name, body.config))
 
 
 def _add_writes(router: APIRouter, plane: Services, guard: Guard, prefix: str) -> None:
-    ask = Ask(plane)
+    arguments = WriteArguments(plane)
 
     @router.put("/jobs/{name}", response_model=replies.AppliedReply, responses=CREATED | problems(*WRITING))
     @WRITES
     def apply_job(
         name: Name,
-        body: bodies.Apply,
+        body: bodies.ApplyBody,
         caller: Caller = guard.allow("job.apply"),
         idempotency_key: Key = None,
         if_match: IfVersion = None,
         if_none_match: IfNew = None,
     ) -> Response:
-        """Make this the job's provisioner layer; without one of that name, create it."""
+        """Write the job's provisioner layer; create the job if it does not exist."""
         if if_match is not None and if_none_match is not None:
             raise ConfigError(
                 "If-Match and If-None-Match exclude each other",
-                why="one wants the job to be there, the other wants it not to be",
+                why="If-Match requires the job to exist, If-None-Match requires that it does not",
                 fix="send one of the two",
             )
         check_package(plane, name, body.config)
@@ -106,7 +108,7 @@ def _add_writes(router: APIRouter, plane: Services, guard: Guard, prefix: str) -
             body.config,
             expected_version=0 if if_none_match is not None else version_of(if_match),
             birth=secrets.token_hex(8),
-            **ask(caller, body.why, idempotency_key),
+            **arguments(caller, body.why, idempotency_key),
         )
         plane.wake_syncer()
         status, location = (201, f"{prefix}/jobs/{name}") if done.created else (200, "")
@@ -116,25 +118,25 @@ def _add_writes(router: APIRouter, plane: Services, guard: Guard, prefix: str) -
     @WRITES
     def set_state(
         name: Name,
-        body: bodies.SetState,
+        body: bodies.SetStateBody,
         caller: Caller = guard.allow("job.state"),
         idempotency_key: Key = None,
         if_match: IfMatch = None,
     ) -> Response:
-        """Ask the job to run, to pause or to stop."""
+        """Set the state that a job should have: running, paused or stopped."""
         done = plane.jobs.set_state(
             name,
             body.state,
             layer=body.layer,
             expected_version=version_of(if_match),
-            **ask(caller, body.why, idempotency_key),
+            **arguments(caller, body.why, idempotency_key),
         )
         plane.wake_syncer()
         return answer(done, version=done.version)
 
 
 def _add_ends(router: APIRouter, plane: Services, guard: Guard) -> None:
-    ask = Ask(plane)
+    arguments = WriteArguments(plane)
 
     @router.delete("/jobs/{name}", response_model=replies.Written, responses=problems(*WRITING))
     @WRITES
@@ -145,9 +147,9 @@ def _add_ends(router: APIRouter, plane: Services, guard: Guard) -> None:
         idempotency_key: Key = None,
         if_match: IfMatch = None,
     ) -> Response:
-        """End the job's life; nothing of it is forgotten, and `restore` brings it back."""
+        """Remove a job; its layers and history stay, and `restore` brings it back."""
         version = plane.jobs.remove(
-            name, expected_version=version_of(if_match), **ask(caller, why, idempotency_key)
+            name, expected_version=version_of(if_match), **arguments(caller, why, idempotency_key)
         )
         plane.wake_syncer()
         return answer({"version": version}, version=version)
@@ -156,14 +158,14 @@ def _add_ends(router: APIRouter, plane: Services, guard: Guard) -> None:
     @WRITES
     def restore_job(
         name: Name,
-        body: bodies.Because,
+        body: bodies.ReasonBody,
         caller: Caller = guard.allow("job.remove"),
         idempotency_key: Key = None,
         if_match: IfMatch = None,
     ) -> Response:
-        """Bring a removed job back, with its layers."""
+        """Restore a removed job with its layers."""
         version = plane.jobs.restore(
-            name, expected_version=version_of(if_match), **ask(caller, body.why, idempotency_key)
+            name, expected_version=version_of(if_match), **arguments(caller, body.why, idempotency_key)
         )
         plane.wake_syncer()
         return answer({"version": version}, version=version)

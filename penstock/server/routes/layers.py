@@ -1,4 +1,4 @@
-"""Routes about the layers of a job's expected config: now, formerly, and changing them."""
+"""Routes that read and write the layers of a job's expected config, the kinds of layers, and tokens."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from penstock.jobs.layers import LayerRow
 from penstock.server import bodies, replies
 from penstock.server.answers import answer
 from penstock.server.bodies import IfMatch, IfVersion, Key, Limit, Name, NameQuery, TokenId, WhyQuery
-from penstock.server.pools import PATCHES, WRITES, Reads, Together
+from penstock.server.pools import PATCHES, WRITES, Reads, RequestBatcher
 from penstock.server.replies import WRITING, problems
 from penstock.server.security import Guard
-from penstock.server.services import Ask, Services, check_package, version_of
+from penstock.server.services import Services, WriteArguments, check_package, version_of
 
-AT_ONCE = 16  # changes in one transaction
+BATCH_MAX = 16  # patches in one transaction
 LAYER = "/jobs/{name}/layers/{layer}"
 
 
 def add_layer_routes(router: APIRouter, plane: Services, guard: Guard) -> None:
-    """Layers: now and formerly, changing one, taking it back."""
+    """Routes to read, write, clear and roll back layers."""
     _add_reads(router, plane, guard)
     _add_writes(router, plane, guard)
     _add_returns(router, plane, guard)
@@ -41,7 +41,7 @@ def _add_reads(router: APIRouter, plane: Services, guard: Guard) -> None:
     def get_layers(
         name: Name, caller: Caller = guard.allow("job.read"), version: bodies.Version = None
     ) -> Response:
-        """The layers as they stand, or as they stood at a version."""
+        """The layers now, or at a version."""
         if version is not None:
             return answer({"version": version, "layers": _rows(plane.jobs.layers_at(name, version))})
         view = plane.jobs.view(name)
@@ -57,7 +57,7 @@ def _add_reads(router: APIRouter, plane: Services, guard: Guard) -> None:
         before: bodies.Before = None,
         limit: Limit = 100,
     ) -> Response:
-        """Every write of every layer, newest first; of a removed job too."""
+        """Every write of every layer, newest first; also of a removed job."""
         rows = plane.jobs.history(name, layer=layer, before=before, limit=limit)
         return answer({"history": _rows(rows), "next": rows[-1].version if len(rows) == limit else None})
 
@@ -66,40 +66,40 @@ def _add_reads(router: APIRouter, plane: Services, guard: Guard) -> None:
     def diff(
         name: Name,
         caller: Caller = guard.allow("job.read"),
-        old: Annotated[bodies.Version, Query(description="Without it: what runs.")] = None,
-        new: Annotated[bodies.Version, Query(description="Without it: what is expected now.")] = None,
+        old: Annotated[bodies.Version, Query(description="Default: the running config.")] = None,
+        new: Annotated[bodies.Version, Query(description="Default: the expected config now.")] = None,
     ) -> Response:
-        """What differs between two versions of the merged config, and what each difference costs."""
+        """Differences of two versions of the merged config, and how each would be synchronized."""
         changes: Any = plane.jobs.diff(name, old=old, new=new)
         return answer({"changes": changes})
 
 
 def _add_writes(router: APIRouter, plane: Services, guard: Guard) -> None:
-    ask = Ask(plane)
-    # One thread writes what came meanwhile in one transaction: more of them would only wait for each other.
-    patches = Together(PATCHES, partial(write_patches, plane), at_once=AT_ONCE)
+    arguments = WriteArguments(plane)
+    # One thread writes a batch in one transaction: several threads would wait for each other's locks.
+    patches = RequestBatcher(PATCHES, partial(write_patches, plane), batch_max=BATCH_MAX)
 
     @router.put(LAYER, response_model=replies.Written, responses=problems(428, *WRITING))
     @WRITES
     def put_layer(
         name: Name,
         layer: Name,
-        body: bodies.PutLayer,
+        body: bodies.PutLayerBody,
         caller: Caller = guard.allow("job.write"),
         idempotency_key: Key = None,
         if_match: IfVersion = None,
     ) -> Response:
-        """Replace one layer. Whoever replaces must say what they have seen: If-Match is needed."""
+        """Replace one layer. Requires If-Match, so that no write of another caller is lost."""
         expected = version_of(if_match)
         if expected is None:
             raise NeedsVersion(
                 "replacing a layer needs If-Match",
-                why="what others wrote into it meanwhile would be lost without a word",
+                why="without it, changes that others wrote meanwhile would be lost silently",
                 fix="read the job and send its ETag as If-Match, or change single paths with PATCH",
             )
-        asked = ask(caller, body.why, idempotency_key)
+        given = arguments(caller, body.why, idempotency_key)
         check_package(plane, name, body.body)
-        version = plane.jobs.write_layer(name, layer, body.body, expected_version=expected, **asked)
+        version = plane.jobs.write_layer(name, layer, body.body, expected_version=expected, **given)
         plane.wake_syncer()
         return answer({"version": version}, version=version)
 
@@ -107,25 +107,25 @@ def _add_writes(router: APIRouter, plane: Services, guard: Guard) -> None:
     async def patch_layer(
         name: Name,
         layer: Name,
-        body: bodies.PatchLayer,
+        body: bodies.PatchLayerBody,
         caller: Caller = guard.allow("job.write"),
         idempotency_key: Key = None,
         if_match: IfMatch = None,
     ) -> Response:
-        """Set paths of one layer; null takes one back."""
+        """Set paths of one layer; null removes one."""
         patch = LayerPatch(
             job=name,
             layer=layer,
             changes=body.changes,
             expected_version=version_of(if_match),
-            options=ask(caller, body.why, idempotency_key),
+            options=arguments(caller, body.why, idempotency_key),
         )
         version = await patches.ask(patch)
         return answer({"version": version}, version=version)
 
 
 def write_patches(services: Services, patches: Sequence[LayerPatch]) -> list[int | Exception]:
-    """Set paths of layers for several callers: for each the new version, or an error."""
+    """Write a batch of patches; returns the new version or an error for each."""
     found: dict[int, int | Exception] = {}
     for number, patch in enumerate(patches):
         try:
@@ -140,7 +140,7 @@ def write_patches(services: Services, patches: Sequence[LayerPatch]) -> list[int
 
 
 def _add_returns(router: APIRouter, plane: Services, guard: Guard) -> None:
-    ask = Ask(plane)
+    arguments = WriteArguments(plane)
 
     @router.delete(LAYER, response_model=replies.Written, responses=problems(*WRITING))
     @WRITES
@@ -152,9 +152,9 @@ def _add_returns(router: APIRouter, plane: Services, guard: Guard) -> None:
         idempotency_key: Key = None,
         if_match: IfMatch = None,
     ) -> Response:
-        """Take back everything a layer says."""
-        asked = ask(caller, why, idempotency_key)
-        version = plane.jobs.clear(name, layer, expected_version=version_of(if_match), **asked)
+        """Clear a layer: remove every value that it sets."""
+        given = arguments(caller, why, idempotency_key)
+        version = plane.jobs.clear(name, layer, expected_version=version_of(if_match), **given)
         plane.wake_syncer()
         return answer({"version": version}, version=version)
 
@@ -163,18 +163,18 @@ def _add_returns(router: APIRouter, plane: Services, guard: Guard) -> None:
     def rollback_layer(
         name: Name,
         layer: Name,
-        body: bodies.Rollback,
+        body: bodies.RollbackBody,
         caller: Caller = guard.allow("job.write"),
         idempotency_key: Key = None,
         if_match: IfMatch = None,
     ) -> Response:
-        """Write a layer again as it was at a version."""
+        """Write a layer as it was at an earlier version."""
         version = plane.jobs.rollback(
             name,
             layer,
             to_version=body.to_version,
             expected_version=version_of(if_match),
-            **ask(caller, body.why, idempotency_key),
+            **arguments(caller, body.why, idempotency_key),
         )
         plane.wake_syncer()
         return answer({"version": version}, version=version)
@@ -188,14 +188,14 @@ DAY_MS = 24 * 3_600_000
 
 
 def add_layer_kind_routes(router: APIRouter, plane: Services, guard: Guard) -> None:
-    """The levels of the expected config."""
-    ask, reads = Ask(plane), Reads(local=not plane.database.is_shared)
-    created: replies.Responses = {201: {"model": replies.LayerKinds, "description": "It is there now"}}
+    """Routes about the kinds of layers."""
+    arguments, reads = WriteArguments(plane), Reads(local=not plane.database.is_shared)
+    created: replies.Responses = {201: {"model": replies.LayerKinds, "description": "Created"}}
 
     @router.get("/layers", response_model=replies.LayerKinds, responses=problems())
     @reads
     def list_layers(caller: Caller = guard.allow("layer.read")) -> Response:
-        """Every layer there is, lowest first."""
+        """Every kind of layer, lowest first."""
         return answer(_kinds(plane))
 
     @router.post(
@@ -203,16 +203,16 @@ def add_layer_kind_routes(router: APIRouter, plane: Services, guard: Guard) -> N
     )
     @WRITES
     def add_layer(
-        body: bodies.NewLayer, caller: Caller = guard.allow("layer.create"), idempotency_key: Key = None
+        body: bodies.NewLayerBody, caller: Caller = guard.allow("layer.create"), idempotency_key: Key = None
     ) -> Response:
-        """Add a layer for a component of its own."""
+        """Add a kind of layer for a component of the user's own."""
         plane.jobs.add_layer_kind(
             body.name,
             body.precedence,
             body.writers,
             replaces_plan=body.replaces_plan,
             fields=body.fields,
-            **ask(caller, body.why, idempotency_key),
+            **arguments(caller, body.why, idempotency_key),
         )
         return answer(_kinds(plane), status=201)
 
@@ -224,14 +224,16 @@ def _kinds(plane: Services) -> dict[str, object]:
 
 
 def add_token_routes(router: APIRouter, plane: Services, guard: Guard) -> None:
-    """Who may call."""
-    ask, reads = Ask(plane), Reads(local=not plane.database.is_shared)
-    created: replies.Responses = {201: {"model": replies.IssuedToken, "description": "It is seen this once"}}
+    """Routes about tokens."""
+    arguments, reads = WriteArguments(plane), Reads(local=not plane.database.is_shared)
+    created: replies.Responses = {
+        201: {"model": replies.IssuedToken, "description": "The token is shown only once"}
+    }
 
     @router.get("/tokens", response_model=replies.Tokens, responses=problems())
     @reads
     def list_tokens(caller: Caller = guard.allow("token.read")) -> Response:
-        """Every token ever issued, without the tokens themselves."""
+        """Every token ever issued, without its secret."""
         return answer({"tokens": plane.tokens.rows()})
 
     @router.post(
@@ -239,14 +241,14 @@ def add_token_routes(router: APIRouter, plane: Services, guard: Guard) -> None:
     )
     @WRITES
     def issue_token(
-        body: bodies.NewToken, caller: Caller = guard.allow("token.write"), idempotency_key: Key = None
+        body: bodies.NewTokenBody, caller: Caller = guard.allow("token.write"), idempotency_key: Key = None
     ) -> Response:
-        """Issue a token. A repeat of the request gets everything but the token itself."""
+        """Issue a token. A repeat of the request gets everything but the secret."""
         row, token = plane.token_service.issue(
             body.name,
             body.role,
             lifetime_ms=body.days * DAY_MS,
-            **ask(caller, body.why, idempotency_key),
+            **arguments(caller, body.why, idempotency_key),
         )
         return answer({**asdict(row), "token": token}, status=201)
 
@@ -258,5 +260,5 @@ def add_token_routes(router: APIRouter, plane: Services, guard: Guard) -> None:
         why: WhyQuery = "",
         idempotency_key: Key = None,
     ) -> Response:
-        """Take a token back: at once here, within a second on other instances."""
-        return answer(plane.token_service.revoke(token_id, **ask(caller, why, idempotency_key)))
+        """Revoke a token: at once on this instance, within a second on others."""
+        return answer(plane.token_service.revoke(token_id, **arguments(caller, why, idempotency_key)))

@@ -1,4 +1,4 @@
-"""Routes of lending: hosts ask what to do, a lending loop asks clusters to give and take containers."""
+"""Routes of lending: container hosts poll for orders; the lender makes clusters give and take containers."""
 
 from __future__ import annotations
 
@@ -31,21 +31,21 @@ class _Model(BaseModel):
 
 
 class AskOrder(_Model):
-    """A host asks; the owner as it was told when it came."""
+    """A host polls for orders; `owner`: as the host was told when the container came."""
 
     owner: Cluster = ""
 
 
 class AnswerOrder(_Model):
-    """What a host says to an order."""
+    """A host's answer to an order."""
 
     number: Version
     accepted: bool
     why: Line = ""
 
 
-class Lend(_Model):
-    """Which cluster gets a container, and how it is reached; `home`: what that one calls this cluster."""
+class LendBody(_Model):
+    """The cluster that gets a container, and its URL; `home`: that cluster's name for this one."""
 
     home: NameText
     to: NameText
@@ -54,8 +54,8 @@ class Lend(_Model):
     why: Reason = ""
 
 
-class Expect(_Model):
-    """From which cluster a container comes, and whose it is; no owner: it is this cluster's own."""
+class ExpectBody(_Model):
+    """The cluster from which a container comes, and its owner; no owner: this cluster."""
 
     lender: NameText
     owner: Cluster = ""
@@ -63,15 +63,15 @@ class Expect(_Model):
     why: Reason = ""
 
 
-class Changed(_Model):
-    """Which version of a record is meant, and why."""
+class LoanChangeBody(_Model):
+    """The version of the record that is changed, and the reason."""
 
     version: Version
     why: Reason = ""
 
 
 class LoanLine(_Model):
-    """One container's record."""
+    """One container's lending record."""
 
     container: str
     state: Literal["here", "asked", "draining", "ordered", "gone", "expected"]
@@ -85,13 +85,13 @@ class LoanLine(_Model):
 
 
 class Loans(_Model):
-    """Every container whose host listens, or that was lent or is expected."""
+    """Every container that can be lent, is lent, or is expected."""
 
     loans: list[LoanLine]
 
 
 class OrderLine(_Model):
-    """What a host should do."""
+    """An order for a host."""
 
     kind: Literal["check", "go"]
     number: int
@@ -102,26 +102,26 @@ class OrderLine(_Model):
 
 
 class Ordered(_Model):
-    """What the cluster knows of a container, and its order if there is one."""
+    """A container's lending state, and its order if there is one."""
 
     state: Literal["", "here", "asked", "draining", "ordered", "gone", "expected"]
     order: OrderLine | None
 
 
 class Expected(_Model):
-    """What a container that will come comes with."""
+    """The token for a container that is expected."""
 
     version: int
     token: str
 
 
 def add_lending_routes(router: APIRouter, plane: Control, guard: Guard) -> None:
-    """Containers between clusters."""
+    """Routes to lend, keep, expect and forget containers."""
 
     @router.get("/loans", response_model=Loans, responses=problems())
     @LONG
     def list_loans(caller: Caller = guard.allow("container.read")) -> Response:
-        """Which containers can be lent, are lent, borrowed or on their way."""
+        """Containers that can be lent, are lent, borrowed, or on their way."""
         ages = plane.lending.ages_s()
         return answer(
             {"loans": [_line(loan, ages.get(loan.container, 0.0)) for loan in plane.lending.loans()]}
@@ -130,7 +130,7 @@ def add_lending_routes(router: APIRouter, plane: Control, guard: Guard) -> None:
     @router.post("/containers/{name}/order", response_model=Ordered, responses=problems(*ASKING))
     @WRITES
     def ask_order(name: Name, body: AskOrder, caller: Caller = guard.allow("container.beat")) -> Response:
-        """Its host asks what it should do; that it asks says that it can be lent."""
+        """Poll of the container's host for an order; a host that polls makes its container lendable."""
         loan, order = plane.lending.ask(name, owner=body.owner)
         found = {"state": "" if loan is None else str(loan.state)}
         return answer({**found, "order": None if order is None else asdict(order)})
@@ -140,7 +140,7 @@ def add_lending_routes(router: APIRouter, plane: Control, guard: Guard) -> None:
     def answer_order(
         name: Name, body: AnswerOrder, caller: Caller = guard.allow("container.beat")
     ) -> Response:
-        """What it says to an order."""
+        """The host's answer to an order."""
         why = " ".join(body.why.split())[:REASON_MAX]
         loan = plane.lending.answer(name, number=body.number, accepted=body.accepted, why=why)
         plane.wake_shard_manager()
@@ -149,19 +149,23 @@ def add_lending_routes(router: APIRouter, plane: Control, guard: Guard) -> None:
 
     @router.post("/containers/{name}/lend", response_model=LoanLine, responses=problems(*ASKING))
     @WRITES
-    def lend_container(name: Name, body: Lend, caller: Caller = guard.allow("container.lend")) -> Response:
-        """Begin to give it to another cluster: its host is asked, then it is drained, then it goes."""
+    def lend_container(
+        name: Name, body: LendBody, caller: Caller = guard.allow("container.lend")
+    ) -> Response:
+        """Begin to lend a container: its host is asked, then it is drained, then it moves."""
         loan = plane.lending.lend(
-            name, home=body.home, to=body.to, url=body.url, token=body.token, **_because(caller, body.why)
+            name, home=body.home, to=body.to, url=body.url, token=body.token, **_arguments(caller, body.why)
         )
         assert loan is not None
         return answer(_line(loan, 0.0))
 
     @router.post("/containers/{name}/keep", response_model=LoanLine, responses=problems(*ASKING))
     @WRITES
-    def keep_container(name: Name, body: Changed, caller: Caller = guard.allow("container.lend")) -> Response:
-        """It stays after all, and takes shards."""
-        loan = plane.lending.keep(name, version=body.version, **_because(caller, body.why))
+    def keep_container(
+        name: Name, body: LoanChangeBody, caller: Caller = guard.allow("container.lend")
+    ) -> Response:
+        """Cancel lending: the container stays and takes shards."""
+        loan = plane.lending.keep(name, version=body.version, **_arguments(caller, body.why))
         assert loan is not None
         plane.wake_shard_manager()
         return answer(_line(loan, 0.0))
@@ -169,26 +173,26 @@ def add_lending_routes(router: APIRouter, plane: Control, guard: Guard) -> None:
     @router.post("/containers/{name}/expect", response_model=Expected, responses=problems(*ASKING))
     @WRITES
     def expect_container(
-        name: Name, body: Expect, caller: Caller = guard.allow("container.lend")
+        name: Name, body: ExpectBody, caller: Caller = guard.allow("container.lend")
     ) -> Response:
-        """It will come from another cluster; answers the token that it comes with."""
-        because = _because(caller, body.why)
+        """Announce a container from another cluster; returns the token that it must use."""
+        arguments = _arguments(caller, body.why)
         loan, token = plane.lending.expect(
-            name, lender=body.lender, owner=body.owner, version=body.version, **because
+            name, lender=body.lender, owner=body.owner, version=body.version, **arguments
         )
         return answer({"version": loan.version, "token": token})
 
     @router.post("/containers/{name}/forget", response_model=Loans, responses=problems(*ASKING))
     @WRITES
     def forget_container(
-        name: Name, body: Changed, caller: Caller = guard.allow("container.lend")
+        name: Name, body: LoanChangeBody, caller: Caller = guard.allow("container.lend")
     ) -> Response:
-        """It did not come, or is not here any more; answers what is left of its record."""
-        loan = plane.lending.forget(name, version=body.version, **_because(caller, body.why))
+        """Delete the record of a container that did not come or has left; returns what remains of it."""
+        loan = plane.lending.forget(name, version=body.version, **_arguments(caller, body.why))
         return answer({"loans": [] if loan is None else [_line(loan, 0.0)]})
 
 
-def _because(caller: Caller, why: str) -> dict[str, Any]:
+def _arguments(caller: Caller, why: str) -> dict[str, Any]:
     check_line("the reason", why, length_max=REASON_MAX)
     return {"reason": why, "actor": caller.name}
 

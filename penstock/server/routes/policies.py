@@ -1,4 +1,4 @@
-"""Routes about policies: a look at a job now, what was decided about it and why, an end of its exclusions."""
+"""Routes about policies and the doctor: evaluate and diagnose a job, list decisions, end exclusions."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from penstock.server.replies import problems
 from penstock.server.security import Guard
 from penstock.server.services import Control, Services
 
-PAGES_MAX = 5  # of the journal that one answer reads: placement tells of everybody's shards
+PAGES_MAX = 5  # of the journal per request: most placement entries are about other jobs' shards
 TASKS_MAX = 1000
 
 
 def decisions_of(plane: Services, job: str, *, before: int | None, limit: int) -> dict[str, Any]:
-    """A page, newest first. `next` says where to go on, also where this page is not full."""
+    """A page of decisions, newest first. `next` is set if there may be more, even if the page is not full."""
     view = plane.jobs.view(job)
     indices = sorted({*view.running.mapping})[:TASKS_MAX] if view.running is not None else []
     tasks = [f"{job}/{index}" for index in indices]
@@ -60,7 +60,7 @@ def _page(job: str, found: list[Entry], next_: int | None) -> dict[str, Any]:
 
 
 def _mine(entry: Entry, shards: set[str]) -> Entry | None:
-    """What of a decision about many shards is about these; None: nothing."""
+    """The part of a placement decision that is about these shards; None: no part."""
     named = "moves" if "moves" in entry.data else "shards"
     moved = {shard: to for shard, to in entry.data.get(named, {}).items() if shard in shards}
     return replace(entry, data={named: moved}) if moved else None
@@ -95,7 +95,7 @@ class PolicyChange(_Reply):
 
 
 class PolicyAlert(_Reply):
-    """What somebody is told."""
+    """An alert that a policy raised."""
 
     policy: str
     key: str
@@ -104,8 +104,8 @@ class PolicyAlert(_Reply):
     what_to_do: str
 
 
-class ManagedJob(_Reply):
-    """What a look at a job came to."""
+class ManagedJobReply(_Reply):
+    """The result of evaluating a job's policies."""
 
     job: str
     at_ms: int
@@ -116,7 +116,7 @@ class ManagedJob(_Reply):
 
 
 class Decision(_Reply):
-    """One decision about a job: by whom, what, why, and what each policy said where policies decided."""
+    """One decision about a job: actor, decision, reason; a decision of policies has the answer of each."""
 
     id: int
     at_ms: int
@@ -129,7 +129,7 @@ class Decision(_Reply):
 
 
 class Decisions(_Reply):
-    """Decisions about a job, newest first; `next`, if there are more, to be given as `before`."""
+    """Decisions about a job, newest first; `next` is the `before` of the next page."""
 
     job: str
     decisions: list[Decision]
@@ -137,28 +137,32 @@ class Decisions(_Reply):
 
 
 class Readmitted(_Reply):
-    """How many exclusions ended."""
+    """The number of exclusions that were ended."""
 
     job: str
     lifted: int
 
 
 def add_policy_routes(router: APIRouter, plane: Control, guard: Guard) -> None:
-    """What policies decide."""
+    """Routes to evaluate policies and to end exclusions."""
 
-    @router.post("/jobs/{name}/manage", response_model=ManagedJob, responses=problems(404, 507))
+    @router.post("/jobs/{name}/manage", response_model=ManagedJobReply, responses=problems(404, 507))
     @LONG
-    def manage_job(name: Name, body: bodies.Manage, caller: Caller = guard.allow("job.manage")) -> Response:
-        """Let policies look at a job now: every answer, what was done, and why not more."""
-        plane.jobs.view(name)  # who asks about nobody is told so
+    def manage_job(
+        name: Name, body: bodies.ManageBody, caller: Caller = guard.allow("job.manage")
+    ) -> Response:
+        """Evaluate a job's policies now; returns every answer, the change made, and changes refused."""
+        plane.jobs.view(name)  # NotFound if the job does not exist
         return answer(
             plane.policies.manage(name, policy=body.policy, is_dry=body.dry_run, asked_by=caller.name)
         )
 
     @router.post("/jobs/{name}/readmit", response_model=Readmitted, responses=problems(404, 507))
     @WRITES
-    def readmit_job(name: Name, body: bodies.Because, caller: Caller = guard.allow("job.manage")) -> Response:
-        """End what keeps a job away from containers. May be repeated."""
+    def readmit_job(
+        name: Name, body: bodies.ReasonBody, caller: Caller = guard.allow("job.manage")
+    ) -> Response:
+        """End all exclusions of a job from containers. May be repeated."""
         check_line("the reason", body.why, length_max=REASON_MAX)
         plane.jobs.view(name)
         lifted = plane.policies.jobs.readmit(name, by=caller.name, why=body.why)
@@ -167,14 +171,14 @@ def add_policy_routes(router: APIRouter, plane: Control, guard: Guard) -> None:
 
 
 def add_decision_routes(router: APIRouter, plane: Services, guard: Guard) -> None:
-    """What was decided."""
+    """The route about decisions."""
 
     @router.get("/jobs/{name}/decisions", response_model=Decisions, responses=problems(404))
     @LONG
     def list_decisions(
         name: Name, caller: Caller = guard.allow("job.read"), before: Before = None, limit: Limit = 50
     ) -> Response:
-        """What was decided about a job and why, newest first: policies, scaler, layers, syncer, placement."""
+        """Decisions about a job with reasons, newest first: policies, scaler, layers, syncer, placement."""
         return answer(decisions_of(plane, name, before=before, limit=limit))
 
 
@@ -182,19 +186,19 @@ JOURNAL_MAX = 50
 
 
 def add_doctor_routes(router: APIRouter, plane: Control, guard: Guard) -> None:
-    """What is wrong with a job."""
+    """The route of the doctor."""
 
-    @router.get("/jobs/{name}/doctor", response_model=replies.Examination, responses=problems(404))
+    @router.get("/jobs/{name}/doctor", response_model=replies.ExaminationReply, responses=problems(404))
     @LONG
     def get_doctor(name: Name, caller: Caller = guard.allow("job.read")) -> Response:
-        """What is wrong with a job, why, how sure that is, and what to do; what was ruled out."""
+        """Diagnose a job: findings with cause, confidence and commands; causes that were ruled out."""
         return answer(examine(gather_patient(plane, name)).to_json())
 
 
 def gather_patient(plane: Control, name: str) -> Patient:
-    """All that is known of a job: what its policies are shown, and what only the control plane has.
+    """All facts about a job: those that its policies get, and those that only the control plane has.
 
-    What does not answer is left out: the doctor says so.
+    Facts of a store or bus that does not answer are left out; the doctor lists them as unknown.
     """
     view = plane.jobs.view(name)
     patient = _shown_to_policies(plane, view)
@@ -217,11 +221,11 @@ def gather_patient(plane: Control, name: str) -> Patient:
 
 
 def _shown_to_policies(plane: Control, view: JobView) -> Patient:
-    """The hour of minutes that is kept, and what its tasks say now."""
+    """The stored metrics of the last hour, and the tasks' current reports."""
     try:
         facts = plane.policies.jobs.facts_now(view.name, METRICS, MINUTES)
     except PenstockError:
-        facts = plane.policies.jobs.facts_now(view.name, (), MINUTES)  # what is kept cannot be read
+        facts = plane.policies.jobs.facts_now(view.name, (), MINUTES)  # the stored metrics cannot be read
     if not isinstance(facts, NoFrame):
         return patient_of(facts)
     config = _whole(view) if view.running is None else view.running.config
@@ -229,7 +233,7 @@ def _shown_to_policies(plane: Control, view: JobView) -> Patient:
 
 
 def _whole(view: JobView) -> JobConfig:
-    """The merge; where it is not valid, what a job has that says nothing."""
+    """The expected config; if the merge is not valid, a config of defaults."""
     empty = {"name": view.name, "pipeline": view.pipeline, "kind": "stateless"}
     return JobConfig.from_stored(empty) if view.expected is None else view.expected
 
@@ -240,7 +244,7 @@ def _input(plane: Control, category: str) -> InputFacts:
     except NotFound:
         return InputFacts(category=category, exists=False)
     except PenstockError:
-        return InputFacts(category=category, is_known=False)  # which is not the job's fault
+        return InputFacts(category=category, is_known=False)  # the bus does not answer
     return InputFacts(category=category, retention_ms=spec.retention_ms, lateness_ms=spec.lateness_ms)
 
 

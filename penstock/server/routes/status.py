@@ -1,4 +1,4 @@
-"""Routes about the whole: health, status, what was decided, who changed what, and the event stream."""
+"""Routes about the cluster: health, status, journal, audit, event stream, dashboard; and metrics of jobs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from penstock.server.security import Guard
 from penstock.server.services import Control, Services
 
 WATCH_S_MAX = 3600
-# One event, as programs that know server-sent events see it.
+# The OpenAPI schema of one server-sent event.
 EVENT = {
     "type": "object",
     "properties": {
@@ -45,12 +45,12 @@ EVENT_STREAM: replies.Responses = {
 
 
 def add_state_routes(app: FastAPI, router: APIRouter, plane: Services, guard: Guard) -> None:
-    """What there is to see."""
+    """Routes to read health, the API's description, journal and audit."""
     reads = Reads(local=not plane.database.is_shared)
 
     @router.get("/health", response_model=replies.Health, responses=problems())
     async def health() -> Response:
-        """Open to everybody: says only that something answers."""
+        """Liveness of the server; needs no token."""
         return answer({"status": "ok"})
 
     @router.get("/openapi.json", include_in_schema=False)
@@ -58,7 +58,7 @@ def add_state_routes(app: FastAPI, router: APIRouter, plane: Services, guard: Gu
     def openapi(caller: Caller = guard.allow("schema.read")) -> dict[str, Any]:
         return app.openapi()
 
-    @router.get("/journal", response_model=replies.Journal, responses=problems())
+    @router.get("/journal", response_model=replies.JournalReply, responses=problems())
     @reads
     def journal(
         caller: Caller = guard.allow("journal.read"),
@@ -66,7 +66,7 @@ def add_state_routes(app: FastAPI, router: APIRouter, plane: Services, guard: Gu
         since: Since = 0,
         limit: Limit = 100,
     ) -> Response:
-        """What was decided and why: after `since`, or the newest; oldest first."""
+        """Journal entries after `since`, or the newest; oldest first."""
         return answer({"entries": plane.journal.entries(subject=subject, since=since, limit=limit)})
 
     @router.get("/audit", response_model=replies.AuditPage, responses=problems())
@@ -83,31 +83,38 @@ def add_state_routes(app: FastAPI, router: APIRouter, plane: Services, guard: Gu
 
 
 def add_status_route(router: APIRouter, control: Control, guard: Guard) -> None:
-    """The live table."""
+    """The route of the cluster's status."""
 
     @router.get("/status", response_model=replies.Status, responses=problems())
     @LONG
     def status(caller: Caller = guard.allow("status.read")) -> Response:
-        """Everything the live table shows."""
+        """Status of all jobs, containers and loops."""
         return answer(status_of(control))
 
 
 def add_event_route(router: APIRouter, hub: EventHub, guard: Guard) -> None:
-    """News as they happen."""
+    """The event stream."""
 
     @router.get("/events", response_class=Response, responses=EVENT_STREAM | problems())
     async def events(
         request: Request,
         caller: Caller = guard.allow("event.read"),
         since: Annotated[
-            int | None, Query(ge=0, le=INT_MAX, description="Go on after this id; 0: from the beginning.")
+            int | None,
+            Query(
+                ge=0,
+                le=INT_MAX,
+                description="Entries after this id; 0: from the beginning. Default: only new ones.",
+            ),
         ] = None,
         subject: Subject = None,
-        limit: Annotated[int | None, Query(ge=1, le=1000, description="End after so many.")] = None,
-        wait_s: Annotated[int, Query(ge=0, le=WATCH_S_MAX, description="End after so long.")] = WATCH_S_MAX,
+        limit: Annotated[int | None, Query(ge=1, le=1000, description="End after so many events.")] = None,
+        wait_s: Annotated[
+            int, Query(ge=0, le=WATCH_S_MAX, description="End after so many seconds.")
+        ] = WATCH_S_MAX,
         last_event_id: Annotated[str | None, Header(pattern="^[0-9]{1,18}$", max_length=18)] = None,
     ) -> Response:
-        """What is decided from now on, or since an id, also by other instances; resumes by Last-Event-ID."""
+        """New journal entries of all instances, or all since an id; resumes by Last-Event-ID."""
 
         async def is_welcome() -> bool:
             try:
@@ -131,7 +138,7 @@ FILES = {
     "/dashboard/app.js": ("app.js", "text/javascript; charset=utf-8"),
     "/dashboard/style.css": ("style.css", "text/css; charset=utf-8"),
 }
-# Its own script, style and API; nothing from elsewhere, nothing written into the page, no frame around it.
+# Only the server's own scripts, styles and API; no inline code, no frames.
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -151,7 +158,7 @@ class _File:
 
 
 class Dashboard:
-    """ASGI middleware: answers reads of the dashboard's few paths, and hands everything else on."""
+    """ASGI middleware: serves the dashboard's files, and passes all other requests on."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app, self._files = app, dict(_read())
@@ -180,14 +187,14 @@ Metrics = Annotated[
         min_length=1,
         max_length=1000,
         pattern=r"^[a-z_]+(,[a-z_]+)*$",
-        description="Names with commas between; none: all of which something is known.",
+        description="Comma-separated names; default: all that have values.",
     ),
 ]
-Minutes = Annotated[int, Query(ge=1, le=MINUTES_MAX, description="How many, up to the last that is over.")]
+Minutes = Annotated[int, Query(ge=1, le=MINUTES_MAX, description="How many, up to the last complete one.")]
 
 
 def add_metric_routes(router: APIRouter, plane: Services, guard: Guard) -> None:
-    """What jobs did."""
+    """The route of a job's metrics."""
 
     @router.get("/jobs/{name}/metrics", response_model=replies.JobMetrics, responses=problems(404))
     @LONG
@@ -197,13 +204,13 @@ def add_metric_routes(router: APIRouter, plane: Services, guard: Guard) -> None:
         metrics: Metrics = None,
         minutes: Minutes = 60,
     ) -> Response:
-        """What a job did in its last minutes, a number per metric and minute; null where it is unknown."""
-        plane.jobs.view(name)  # who asks about nobody is told so
+        """Metrics of a job in its last minutes: a value per metric and minute, null where it is unknown."""
+        plane.jobs.view(name)  # NotFound if the job does not exist
         return answer(metrics_of(plane, name, metrics.split(",") if metrics else None, minutes))
 
 
 def metrics_of(plane: Services, job: str, metrics: list[str] | None, minutes: int) -> dict[str, Any]:
-    """The numbers of one job as JSON."""
+    """Metrics of one job as JSON."""
     found = history(
         plane.metrics,
         job,

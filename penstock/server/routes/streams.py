@@ -1,4 +1,4 @@
-"""Routes about pipelines, the categories of the bus, and packages."""
+"""Routes about pipelines, categories of the bus, packages, and the state of jobs."""
 
 from __future__ import annotations
 
@@ -31,20 +31,20 @@ ANY_BYTES: dict[str, Any] = {"schema": {"type": "string", "format": "binary"}}
 
 
 def add_pipeline_routes(router: APIRouter, plane: Services, guard: Guard) -> None:
-    """Compiled pipelines."""
+    """Routes to plan and submit compiled pipelines."""
 
     @router.post("/pipelines/plan", response_model=replies.Planned, responses=problems())
     @LONG
-    def plan_pipeline(body: bodies.Plan, caller: Caller = guard.allow("pipeline.plan")) -> Response:
+    def plan_pipeline(body: bodies.PlanBody, caller: Caller = guard.allow("pipeline.plan")) -> Response:
         """What submitting would change. Writes nothing."""
         return answer(plane.plan_pipeline(body.compiled))
 
-    @router.post("/pipelines", response_model=replies.Submitted, responses=problems(*WRITING))
+    @router.post("/pipelines", response_model=replies.SubmittedReply, responses=problems(*WRITING))
     @LONG
     def submit_pipeline(
-        body: bodies.Submit, caller: Caller = guard.allow("pipeline.submit"), idempotency_key: Key = None
+        body: bodies.SubmitBody, caller: Caller = guard.allow("pipeline.submit"), idempotency_key: Key = None
     ) -> Response:
-        """Make a pipeline's jobs what is expected."""
+        """Write a compiled pipeline into the expected config of its jobs."""
         done = plane.submit_pipeline(
             body.compiled, actor=actor_of(caller), reason=body.why, idempotency_key=idempotency_key
         )
@@ -52,34 +52,30 @@ def add_pipeline_routes(router: APIRouter, plane: Services, guard: Guard) -> Non
 
 
 def add_stream_routes(router: APIRouter, plane: Services, guard: Guard, prefix: str) -> None:
-    """Categories and packages."""
-    category_created: replies.Responses = {
-        201: {"model": replies.Category, "description": "It was not there before"}
-    }
-    package_created: replies.Responses = {
-        201: {"model": replies.PackageHash, "description": "It was not there before"}
-    }
+    """Routes about categories and packages."""
+    category_created: replies.Responses = {201: {"model": replies.CategoryReply, "description": "Created"}}
+    package_created: replies.Responses = {201: {"model": replies.PackageHash, "description": "Created"}}
 
     @router.get("/categories", response_model=replies.Categories, responses=problems())
     @LONG
     def list_categories(caller: Caller = guard.allow("category.read")) -> Response:
-        """Every category of the bus; `unreadable`: those that are damaged, and why."""
+        """Every category of the bus; `unreadable`: those that cannot be read, with the error."""
         return answer(plane.category_views())
 
-    @router.get("/categories/{name}", response_model=replies.Category, responses=problems(404))
+    @router.get("/categories/{name}", response_model=replies.CategoryReply, responses=problems(404))
     @LONG
     def get_category(name: Name, caller: Caller = guard.allow("category.read")) -> Response:
-        """One category: spec, birth, how much is in it, how far its watermark is."""
+        """One category: spec, birth, end offsets and watermark."""
         return answer(plane.category_view(name))
 
     @router.post(
-        "/categories", response_model=replies.Category, responses=category_created | problems(*WRITING)
+        "/categories", response_model=replies.CategoryReply, responses=category_created | problems(*WRITING)
     )
     @LONG
     def create_category(
-        body: bodies.NewCategory, caller: Caller = guard.allow("category.create")
+        body: bodies.NewCategoryBody, caller: Caller = guard.allow("category.create")
     ) -> Response:
-        """Create a category for records from outside; repeating it changes nothing."""
+        """Create a category for external records; may be repeated."""
         spec = CategorySpec(**{**body.model_dump(), "columns": tuple(body.columns)})
         is_new = plane.create_category(spec, actor=caller.name)
         location = f"{prefix}/categories/{spec.name}" if is_new else ""
@@ -94,13 +90,13 @@ def add_stream_routes(router: APIRouter, plane: Services, guard: Guard, prefix: 
     async def put_package(
         hash_: Name, request: Request, caller: Caller = guard.allow("package.write")
     ) -> Response:
-        """Keep code under its content's hash; repeating it changes nothing."""
+        """Store a package under the hash of its content; may be repeated."""
         chunks = limited(request.stream(), PACKAGE_BYTES_MAX, request.scope)
         try:
             data = b"".join([chunk async for chunk in chunks])
         except ClientDisconnect as error:
             raise ConfigError(
-                "the upload broke off", why="the caller hung up", fix="send it again"
+                "the upload is incomplete", why="the caller closed the connection", fix="send it again"
             ) from error
 
         def put() -> bool:
@@ -117,15 +113,15 @@ def add_stream_routes(router: APIRouter, plane: Services, guard: Guard, prefix: 
     )
     @LONG
     def get_package(hash_: Name, caller: Caller = guard.allow("package.read")) -> Response:
-        """Code by its hash."""
+        """A package by its hash."""
         return Response(plane.packages.get(hash_), media_type=ZIP)
 
 
-# A key is any text, but it must fit into a URL, percent signs and all; a place has one in it, and a tag.
+# A key is any text that fits into a URL, percent-encoded; a page position has a key and a tag.
 KEY_MAX, PLACE_MAX = 1000, 2500
 KeptKey = Annotated[str, Query(max_length=KEY_MAX, description="A key; several columns: a JSON list.")]
 Prefix = Annotated[str, Query(max_length=KEY_MAX)]
-After = Annotated[str, Query(max_length=PLACE_MAX, description="The `next` of an earlier page.")]
+After = Annotated[str, Query(max_length=PLACE_MAX, description="The `next` of the previous page.")]
 LINES = "application/x-ndjson"
 LINES_OF_STATE: replies.Responses = {
     200: {
@@ -138,7 +134,7 @@ IN_MEMORY_MAX = 4 * 2**20
 
 
 def add_kept_routes(router: APIRouter, plane: Services, guard: Guard) -> None:
-    """States and timers."""
+    """Routes to read the state and the timers of a job."""
 
     @router.get("/jobs/{name}/states", response_model=replies.KeptStates, responses=problems(404))
     @LONG
@@ -149,13 +145,13 @@ def add_kept_routes(router: APIRouter, plane: Services, guard: Guard) -> None:
         after: After = "",
         limit: Limit = 100,
     ) -> Response:
-        """What a job keeps, by interval and key, a page at a time."""
+        """State of a job by interval and key, a page at a time."""
         return answer(plane.states.scan(kept_job(plane, name), prefix=prefix, after=after, limit=limit))
 
     @router.get("/jobs/{name}/states/of", response_model=replies.KeptState, responses=problems(404))
     @LONG
     def get_state(name: Name, key: KeptKey, caller: Caller = guard.allow("state.read")) -> Response:
-        """What a job keeps for one key, with its timers."""
+        """State and timers of one key of a job."""
         return answer(plane.states.get(kept_job(plane, name), key))
 
     @router.get("/jobs/{name}/timers", response_model=replies.KeptTimers, responses=problems(404))
@@ -167,7 +163,7 @@ def add_kept_routes(router: APIRouter, plane: Services, guard: Guard) -> None:
         after: After = "",
         limit: Limit = 100,
     ) -> Response:
-        """A job's pending timers, of all keys or of one, a page at a time."""
+        """Pending timers of a job, for all keys or for one, a page at a time."""
         return answer(plane.states.timers(kept_job(plane, name), key=key, after=after, limit=limit))
 
     @router.get(
@@ -181,8 +177,8 @@ def add_kept_routes(router: APIRouter, plane: Services, guard: Guard) -> None:
         partition: Annotated[int, Query(ge=0, le=INT_MAX)],
         caller: Caller = guard.allow("state.read"),
     ) -> Response:
-        """All states of one interval at one version."""
-        # Read to the end before the first byte goes out: a slow caller must not keep the moment open.
+        """All state of one interval at one version."""
+        # Read completely before the first byte is sent: a slow caller must not hold the read transaction.
         with ExitStack() as undo:
             spool = undo.enter_context(tempfile.SpooledTemporaryFile(IN_MEMORY_MAX))
             for line in plane.states.export(kept_job(plane, name), partition):
@@ -194,13 +190,13 @@ def add_kept_routes(router: APIRouter, plane: Services, guard: Guard) -> None:
 
 
 def kept_job(plane: Services, name: str) -> StatefulJob:
-    """A job whose state can be looked at; NotFound if there is none of that name, or it never ran."""
+    """The job whose state is read; NotFound if it does not exist or never ran."""
     view = plane.jobs.view(name)
     if view.running is None:
         raise NotFound(
-            f"job {name!r} keeps nothing yet",
-            why="nothing of it has run: its rows are made by its first plan",
-            fix="`penstock status` shows how far it is",
+            f"job {name!r} has no state yet",
+            why="it has never run: its first plan creates the rows of its state",
+            fix="wait until it runs; `penstock status` shows its plan",
         )
     return StatefulJob(name=view.name, birth=view.running.birth, config=view.running.config)
 

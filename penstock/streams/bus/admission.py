@@ -47,7 +47,7 @@ _WATERMARKS = ("producers", "injector", "event_time")
 
 
 def check_name(name: str) -> None:
-    """A category's name is also a folder's name, so it must not be able to leave its place."""
+    """Check a category's name, which is also a folder's name: it must not contain path elements."""
     if _NAME.fullmatch(name) is None:
         raise ConfigError(
             f"{name!r} cannot name a category",
@@ -57,7 +57,7 @@ def check_name(name: str) -> None:
 
 
 def check_spec(spec: CategorySpec) -> None:
-    """Refuse what could never be stored."""
+    """Refuse a spec that cannot be stored."""
     check_name(spec.name)
     names = Counter(name for name, _ in spec.columns)
     reserved = {field.name for field in (*SYSTEM_FIELDS, HEADERS_FIELD)} & set(names)
@@ -105,12 +105,12 @@ def check_spec(spec: CategorySpec) -> None:
 
 
 def check_same(existing: Category, asked: CategorySpec) -> None:
-    """A category keeps the spec it was created with."""
+    """ConfigError if an existing category has another spec."""
     if existing.spec != asked:
         raise ConfigError(
             f"category {asked.name!r} exists with another spec",
-            why=f"it is {existing.spec}, asked for was {asked}",
-            fix="choose another name, or declare it as it is",
+            why=f"it is {existing.spec}, but {asked} was requested",
+            fix="choose another name, or declare it with the existing spec",
         )
 
 
@@ -134,7 +134,7 @@ def arrange(spec: CategorySpec, batches: Mapping[int, pa.RecordBatch]) -> dict[i
 
 
 def check_partition(spec: CategorySpec, partition: int) -> None:
-    """Requires a partition that the category has."""
+    """ConfigError if the category does not have this partition."""
     if not 0 <= partition < spec.partitions:
         raise ConfigError(
             f"category {spec.name!r} has no partition {partition}",
@@ -144,28 +144,28 @@ def check_partition(spec: CategorySpec, partition: int) -> None:
 
 
 def check_range(spec: CategorySpec, partition: int, end: int, end_offset: int) -> None:
-    """A reader that asks beyond the end was told of records which this log no longer has."""
+    """CorruptData if a reader requests records beyond the end, which this log must have lost."""
     check_partition(spec, partition)
     if end > end_offset:
         raise CorruptData(
             f"category {spec.name!r} partition {partition} ends at {end_offset}, asked for was up to {end}",
-            why="whoever asked has seen more of this log than it holds, so the log is older than its readers",
-            fix="restore the log and its readers' rows from the same moment; nothing was skipped",
+            why="the reader's offsets are beyond the end of the log, so the log is older than its readers",
+            fix="restore the log and its readers' rows from backups of the same time; nothing was skipped",
         )
 
 
 def check_start(category: str, partition: int, start: int, first: int) -> None:
-    """A reader that comes after its records went is told, never given what is left."""
+    """RecordsExpired if records of the range are deleted: a reader never gets only the rest."""
     if start < first:
         raise RecordsExpired(
             f"records of category {category!r} partition {partition} are gone before they were read",
-            why=f"asked for was from offset {start}, the first that is still there is {first}",
-            fix="keep records longer than their slowest reader needs; what is gone is gone",
+            why=f"the reader needs offset {start}, the first existing one is {first}",
+            fix="set a longer retention than the slowest reader needs; deleted records cannot be restored",
         )
 
 
 def check_truncate(spec: CategorySpec, before: Mapping[int, int], ends: Sequence[int]) -> None:
-    """What does not exist cannot go."""
+    """CorruptData if a truncation goes beyond the end."""
     for partition, offset in before.items():
         check_partition(spec, partition)
         check_range(spec, partition, offset, ends[partition])
@@ -180,7 +180,7 @@ def times_of(batches: Iterable[pa.RecordBatch]) -> tuple[Millis, Millis] | None:
 
 
 def sum_lags(lags: Iterable[Lag]) -> Lag:
-    """Together so much, and as old as the oldest."""
+    """The sum of records and bytes, and the largest age."""
     found = list(lags)
     return Lag(
         records=sum(lag.records for lag in found),
@@ -190,7 +190,7 @@ def sum_lags(lags: Iterable[Lag]) -> Lag:
 
 
 def fit_bytes(runs: Iterable[tuple[int, int, float]], start: int, end: int, bytes_max: int) -> int:
-    """Up to which offset records from `start` fit into so many bytes; `runs`: first offset, rows, bytes."""
+    """The end of the range from `start` that fits into `bytes_max`; `runs`: first offset, rows, bytes."""
     left = float(bytes_max)
     for first, rows, size in runs:
         begin, stop, each = max(first, start), min(first + rows, end), size / rows
@@ -213,12 +213,12 @@ def sequences(batch: pa.RecordBatch) -> npt.NDArray[np.int64]:
 
 
 def check_epoch(category: str, producer: str, *, epoch: int, highest: int | None) -> None:
-    """Fenced if a successor of this producer has been here."""
+    """Fenced if the category has seen a higher epoch of this producer."""
     if highest is not None and epoch < highest:
         raise Fenced(
             f"producer {producer} may no longer write to {category!r}",
             why=f"it has epoch {epoch}, the category has seen {highest}",
-            fix="nothing: the successor goes on",
+            fix="nothing: the successor continues",
         )
 
 
@@ -236,7 +236,7 @@ def check_new_epoch(category: str, producer: str, *, epoch: int, highest: int | 
 
 
 def not_registered(category: str, producer: str) -> NotFound:
-    """The answer to a low of a producer that the category does not count."""
+    """The error for a low of a producer that is not registered."""
     return NotFound(
         f"producer {producer} is not registered in {category!r}",
         why="only registered producers move a category's watermark",
@@ -245,21 +245,21 @@ def not_registered(category: str, producer: str) -> NotFound:
 
 
 def missing(category: str) -> NotFound:
-    """The answer to a name that no category has."""
+    """The error for a category that does not exist."""
     return NotFound(
         f"there is no category {category!r}",
-        why="nobody created it, or its name is misspelt",
-        fix="create it, or look at the list of categories",
+        why="it was not created, or its name is misspelt",
+        fix="create it, or check its name with `penstock bus ls`",
     )
 
 
 def decide_trim(batch: pa.RecordBatch, mark: int | None) -> int:
-    """How many records at the front are already there. Sequences ascend, so what is new is a suffix."""
+    """The number of duplicates at the front. Sequences ascend, so new records are a suffix."""
     return 0 if mark is None else int(np.searchsorted(sequences(batch), mark, side="right"))
 
 
 def check_gapless(category: str, partition: int, batch: pa.RecordBatch, mark: int | None) -> None:
-    """SequenceGap unless the new records follow the mark, and each other, one by one."""
+    """SequenceGap unless the new records follow the mark without gaps."""
     sent = sequences(batch)
     assert not len(sent) or sent[0] >= 1, "gapless sequences start at 1"
     new = sent[decide_trim(batch, mark) :]
@@ -268,8 +268,8 @@ def check_gapless(category: str, partition: int, batch: pa.RecordBatch, mark: in
     if len(wrong):
         raise SequenceGap(
             f"a publish to {category!r} partition {partition} skips sequences",
-            why=f"sequence {int(expected[wrong[0]])} comes next, {int(new[wrong[0]])} was sent",
-            fix="send what lies between first; nothing was written",
+            why=f"sequence {int(expected[wrong[0]])} is expected next, but {int(new[wrong[0]])} was sent",
+            fix="send the missing records first; nothing was written",
         )
 
 
@@ -292,7 +292,7 @@ def decide_mark(
     low = min(lows.values(), default=last)
     if low <= last:
         return None
-    # The distance, not the difference: after the wall clock was set back marks go on.
+    # The absolute difference, so that marks continue after the wall clock was set back.
     if low < LOW_MAX and last_ms is not None and abs(now_ms - last_ms) < MARK_EVERY_MS:
         return None
     return low

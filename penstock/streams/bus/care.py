@@ -1,5 +1,5 @@
-"""What the control plane does for the bus in rounds: marks that are due, and the cleaning. Each category is
-worked on by itself: one that is damaged keeps no other from its marks, its retention or its compaction.
+"""Periodic maintenance of the bus by the control plane: due marks, and cleaning. Each category is processed
+separately, so a damaged one does not affect marks, retention or compaction of the others.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailingCategory:
-    """A category whose last rounds failed: since how many, and why."""
+    """A category whose last rounds failed: how many in a row, and the error."""
 
     name: str
     streak: int
@@ -27,7 +27,7 @@ class FailingCategory:
 
 
 class BusCare:
-    """One control plane's rounds over a bus."""
+    """A control plane's maintenance rounds over a bus."""
 
     def __init__(self, bus: Log, *, clean_ms: Millis, clean_after_ms: Millis) -> None:
         self._bus, self._clean_ms, self._clean_after_ms = bus, clean_ms, clean_after_ms
@@ -41,13 +41,13 @@ class BusCare:
         return tuple(self._failing.values())
 
     def tick(self, *, now_ms: Millis, boot_ms: Millis) -> None:
-        """One round. Cleaning goes by `boot_ms`, of the clock since the machine's start: nobody sets it."""
+        """One round. Cleaning uses `boot_ms`, the monotonic clock since boot."""
         failed: dict[str, PenstockError] = {}
         for name in self._bus.names():
             try:
                 self._bus.advance(name, now_ms=now_ms)
             except NotFound:
-                continue  # it was just removed, or is just being made
+                continue  # removed meanwhile, or its creation is not complete
             except PenstockError as error:
                 failed[name] = error
         if self._cleaned_ms is None or boot_ms - self._cleaned_ms >= self._clean_ms:
@@ -60,12 +60,16 @@ class BusCare:
 
     def _note(self, failed: Mapping[str, PenstockError]) -> None:
         for name in self._failing.keys() - failed.keys():
-            log.info("a category is well again", category=name)
+            log.info("a category has recovered", category=name)
         found = {}
         for name, error in failed.items():
             known = self._failing.get(name)
             if known is None or str(known.error) != str(error):
-                log.error("a category fails, the others go on", category=name, error=str(error))
+                log.error(
+                    "maintenance of a category failed; the others are not affected",
+                    category=name,
+                    error=str(error),
+                )
             streak = 1 if known is None else known.streak + 1
             found[name] = FailingCategory(name=name, streak=streak, error=error)
         self._failing = found

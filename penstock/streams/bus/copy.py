@@ -1,4 +1,4 @@
-"""Records from files to the bus, from the bus to files, and from one category to another.
+"""Copies records from files to the bus, from the bus to files, and between categories.
 
 A record's number in its source is its sequence, so that a repeat under the same producer adds nothing: what
 was broken off is simply started again. Every bad line of a file is told before a record is published.
@@ -31,7 +31,7 @@ from penstock.streams.inspect.record_lines import (
     target_partitions,
 )
 
-# Records of one publish. A source is cut at its multiples, so that a repeat cuts in the same places.
+# Records of one publish. A source is split at multiples of it, so that a repeat splits at the same places.
 BATCH_ROWS = 10_000
 BATCH_BYTES = 32 * 2**20
 BAD_SHOWN_MAX = 20
@@ -41,14 +41,14 @@ Progress = Callable[[int], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Copied:
-    """What came of it: records now in the target by this call, and those that were there before."""
+    """The result: records appended to the target, and records that existed there already."""
 
     appended: int
     repeated: int
 
 
 class BadLines(PipelineError):
-    """A file with lines that are no records; nothing of it was published."""
+    """A file has lines that are not valid records; nothing of it was published."""
 
     def __init__(self, name: str, bad: tuple[BadLine, ...], count: int) -> None:
         super().__init__(
@@ -72,7 +72,7 @@ def publish_lines(
     epoch: int,
     progress: Progress = lambda done: None,
 ) -> Copied:
-    """Every line of a file as a record, or none if one is bad. Requires: `file` can be read twice."""
+    """Publish every line of a file, or none if one is invalid. Requires: `file` can be read twice."""
     _check_lines(file, rules, name)
     file.seek(0)
     category = rules.spec.name
@@ -94,7 +94,7 @@ def _publish(log: Log, spec: CategorySpec, records: pa.Table, *, producer: str, 
 
 
 def close_input(log: Log, category: str, *, producer: str, epoch: int, now_ms: Millis) -> None:
-    """Tell the watermark of a category that follows its injectors that this one has sent everything."""
+    """Report that this injector of a category has sent everything, so that the watermark can advance."""
     log.register_producer(category, producer)
     log.report_low(category, producer=producer, epoch=epoch, low=LOW_MAX, now_ms=now_ms)
 
@@ -102,7 +102,7 @@ def close_input(log: Log, category: str, *, producer: str, epoch: int, now_ms: M
 def copy_category(
     log: Log, source: str, target: str, *, epoch: int, progress: Progress = lambda done: None
 ) -> Copied:
-    """All records that `source` has now, once each, in order per partition of the source."""
+    """Copy all records that `source` has now, each once, in the order of its partitions."""
     from_, to = log.describe(source), log.describe(target)
     _check_alike(from_, to)
     appended = repeated = done = 0
@@ -111,7 +111,7 @@ def copy_category(
         producer = f"copy:{from_.birth}:{partition}"
         log.fence(target, producer, epoch)
         sent = max(log.published_to(target, producer).values(), default=0)
-        # A publish of several partitions may have been cut off on some buses: its whole window comes again.
+        # On some buses an interrupted publish may have written some partitions: repeat the whole window.
         start = max(first, sent // BATCH_ROWS * BATCH_ROWS)
         repeated, done = repeated + start - first, done + start - first
         while start < end:
@@ -129,7 +129,7 @@ def copy_category(
 def export_lines(
     log: Log, category: str, path: Path, *, resume: bool, progress: Progress = lambda done: None
 ) -> Copied:
-    """All records that a category has now as lines of a file. `resume`: behind what the file has already."""
+    """Write all records that a category has now as lines of a file. `resume`: append missing ones."""
     found = log.describe(category)
     ends = log.end_offsets(category)
     lines, seen = _seen_offsets(path, len(ends)) if resume and path.exists() else (0, [0] * len(ends))
@@ -148,7 +148,7 @@ def export_lines(
 
 
 def export_parquet(log: Log, category: str, path: Path, *, progress: Progress = lambda done: None) -> Copied:
-    """All records that a category has now as one Parquet file, whole or not at all."""
+    """Write all records that a category has now as one Parquet file, atomically."""
     found, written = log.describe(category), 0
     if path.exists():
         raise _exists(path)
@@ -179,7 +179,7 @@ def export_parquet(log: Log, category: str, path: Path, *, progress: Progress = 
 def import_parquet(
     log: Log, path: Path, category: str, *, producer: str, epoch: int, progress: Progress = lambda done: None
 ) -> Copied:
-    """Every row of a Parquet file as a record; its columns are those of `export_parquet`."""
+    """Publish every row of a Parquet file; its columns are those of `export_parquet`."""
     spec = log.describe(category).spec
     try:
         file = pq.ParquetFile(path)
@@ -196,7 +196,7 @@ def import_parquet(
         raise ConfigError(
             f"{path} does not fit category {category!r}",
             why=f"it lacks the columns {', '.join(lacking)}; it has {', '.join(found.names)}",
-            fix="copy a file that was made of a category with the same columns",
+            fix="copy a file that was exported from a category with the same columns",
         )
     log.fence(category, producer, epoch)
     appended = repeated = done = 0
@@ -227,7 +227,7 @@ def import_parquet(
 
 
 def content_hash(file: BinaryIO) -> str:
-    """Names a file's content; the file is at its begin again afterwards."""
+    """A hash of a file's content; rewinds the file."""
     file.seek(0)
     digest = hashlib.sha256()
     while piece := file.read(2**20):
@@ -248,7 +248,7 @@ def _check_lines(file: BinaryIO, rules: LineRules, name: str) -> None:
 
 
 def _chunks(file: BinaryIO) -> Iterator[list[tuple[int, bytes]]]:
-    """Lines with their numbers, so many at a time; empty lines are passed over, endless ones cut."""
+    """Lines with their numbers, in chunks; empty lines are skipped, too long ones truncated."""
     chunk: list[tuple[int, bytes]] = []
     size = number = 0
     while line := file.readline(LINE_BYTES_MAX + 2):
@@ -268,7 +268,7 @@ def _chunks(file: BinaryIO) -> Iterator[list[tuple[int, bytes]]]:
 
 
 def _pieces(log: Log, source: str, partition: int, start: int, stop: int, to: Category) -> Iterator[pa.Table]:
-    """The records [start, stop) with their sequences in the target, in pieces that fit a publish."""
+    """The records [start, stop) with their sequences in the target, in pieces for one publish each."""
     for offsets, batch in log.scan(source, partition, start, stop):
         rows = max(1, int(batch.num_rows * BATCH_BYTES / max(batch.nbytes, BATCH_BYTES)))
         for first in range(0, batch.num_rows, rows):
@@ -286,7 +286,7 @@ def _check_alike(source: Category, target: Category) -> None:
     if source.birth == target.birth:
         raise ConfigError(
             f"{source.spec.name!r} would be copied onto itself",
-            why="every record would come twice",
+            why="every record would be duplicated",
             fix="name another target",
         )
     one, other = source.spec, target.spec
@@ -295,7 +295,7 @@ def _check_alike(source: Category, target: Category) -> None:
             f"{one.name!r} cannot be copied to {other.name!r}",
             why=f"one is {one.format} with {_columns(one.columns)}, the other {other.format} with "
             f"{_columns(other.columns)}",
-            fix="create the target with the same format and columns, or write a pipeline that makes them",
+            fix="create the target with the same format and columns, or convert with a pipeline",
         )
     if one.headers and not other.headers:
         raise _without_headers(one.name, other.name)
@@ -304,7 +304,7 @@ def _check_alike(source: Category, target: Category) -> None:
 def _without_headers(source: str, target: str) -> ConfigError:
     return ConfigError(
         f"{source!r} cannot be copied to {target!r}",
-        why="its records have headers, and the target was created without: they would be lost",
+        why="its records have headers, but the target was created without, so they would be lost",
         fix="create the target with headers",
     )
 
@@ -328,7 +328,7 @@ def _seen_offsets(path: Path, partitions: int) -> tuple[int, list[int]]:
                 partition, offset = record["partition"], record["offset"]
                 is_next = 0 <= partition < partitions and offset >= seen[partition]
             except (msgspec.MsgspecError, UnicodeError, KeyError, TypeError) as error:
-                raise _not_ours(path, f"a line of it is no record: {error}") from error
+                raise _not_ours(path, f"it has a line that is not a record: {error}") from error
             if not is_next:
                 raise _not_ours(
                     path, f"partition {partition}, offset {offset} does not follow the one before"
@@ -340,19 +340,19 @@ def _seen_offsets(path: Path, partitions: int) -> tuple[int, list[int]]:
 
 
 def _not_ours(path: Path, why: str) -> ConfigError:
-    return ConfigError(f"{path} cannot be gone on with", why=why, fix="name another file, or remove this one")
+    return ConfigError(f"{path} cannot be resumed", why=why, fix="name another file, or remove this one")
 
 
 def _exists(path: Path) -> ConfigError:
     return ConfigError(
         f"{path} is there already",
-        why="it would be written over",
-        fix="name another file, remove this one, or go on with it (--resume, lines only)",
+        why="it would be overwritten",
+        fix="name another file, remove this one, or append to it (--resume, lines only)",
     )
 
 
 class _Writing:
-    """Turns the troubles of a file that is written into ours."""
+    """Translates errors of a file that is written into PenstockErrors."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -368,5 +368,5 @@ class _Writing:
             raise (DiskFull if is_full else EnvironmentProblem)(
                 f"cannot write {self._path}",
                 why=str(error),
-                fix="look at the folder's rights and the disk's free space",
+                fix="check the folder's permissions and the disk's free space",
             ) from error

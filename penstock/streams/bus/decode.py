@@ -1,4 +1,4 @@
-"""JSON records to Arrow columns; what cannot be read is set aside with its reason. Pure.
+"""Decodes JSON records into Arrow columns; invalid records are returned with their reasons. Pure.
 
 Arrow's own reader takes whole batches. It may only see what it reads as msgspec does, record by record: it
 crashes the process on a first line that says `null`, takes NaN for a number and broken UTF-8 for text.
@@ -22,9 +22,9 @@ import pyarrow.json as pj
 
 from penstock.streams.bus.log import ARROW_TYPES
 
-# Behind a record that Arrow refuses, so many are read one by one and the rest is tried again.
+# After a record that Arrow refuses, so many are read one by one; then Arrow is tried again.
 PIECE_ROWS = 2048
-# So few are read sooner one by one.
+# Batches up to this size are read one by one, which is faster.
 FEW_ROWS = 200
 # Arrow's reader recurses with the nesting of a record, msgspec stops at Python's limit: far below both.
 _OPENERS_MAX = 100
@@ -157,13 +157,13 @@ def _joined(pieces: Sequence[tuple[int, int, Decoded]]) -> Decoded:
 
 
 def decode_one_by_one(values: pa.Array, columns: Sequence[tuple[str, str]]) -> Decoded:
-    """As `decode_json`, each record by itself: what the other way must equal."""
+    """As `decode_json`, record by record: the reference for the fast path."""
     decode = _decoder(tuple(columns)).decode
     pieces = values.to_pylist()
     try:
         return Decoded(table=_table([decode(piece) for piece in pieces], columns), rows=None)
     except (msgspec.DecodeError, UnicodeError, TypeError, RecursionError):
-        pass  # at least one is bad: find out which
+        pass  # at least one is invalid: find out which
     objects: list[Any] = []
     rows: list[int] = []
     bad: list[tuple[int, str]] = []
@@ -186,7 +186,7 @@ def _decoder(columns: tuple[tuple[str, str], ...]) -> msgspec.json.Decoder[Any]:
 
 
 def decode_bytes(values: pa.Array, columns: Sequence[tuple[str, str]]) -> Decoded:
-    """Every value is its own column; none is bad."""
+    """Every value is its own column; none is invalid."""
     schema = pa.schema([pa.field(name, ARROW_TYPES[kind]) for name, kind in columns])
     return Decoded(table=pa.table([values], schema=schema), rows=None)
 

@@ -1,7 +1,7 @@
 """Which partitions of an event-time category are idle, and which watermark they follow (MillWheel 4.5).
 
-Pure: every implementation of the bus asks here, inside the transaction that writes the answer down. Readers
-find the answer as marks of the log, so all of them see the same.
+Pure: every implementation of the bus calls this inside the transaction that stores the result. Readers get
+the result as marks of the log, so all of them see the same.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from penstock.core.clock import Millis
 from penstock.streams.bus.log import LOW_MAX, LOW_MIN, Seen
 
-# What is seen of partitions is noted at most so often, and at most ten times in `idle_after_ms`.
+# Shortest interval between two records of partitions' progress; at most ten per `idle_after_ms`.
 NOTE_EVERY_MS: Millis = 200
 
 
@@ -25,33 +25,33 @@ def decide_idle(
     now_ms: Millis,
     last: Millis = LOW_MIN,
 ) -> dict[int, Seen]:
-    """What to note of which partitions now. Where `follows` rises, an idle mark (follows, end) is due.
+    """The progress to record, by partition. Where `follows` rises, an idle mark (follows, end) is due.
 
-    A partition that did not grow for `idle_after_ms` follows the slowest of those that did. If none did,
-    nothing tells the time, and all stay. `observed`: what readers say, by partition. `last`: the category's
-    own W; at its end nothing is left to follow.
+    A partition that did not grow for `idle_after_ms` follows the slowest of those that did. If none did, no
+    watermark advances. `observed`: lows reported by readers, by partition. `last`: the category's W; at
+    LOW_MAX there is nothing to follow.
     """
     if not idle_after_ms or last >= LOW_MAX:
         return {}
-    looked = [
-        _look(known, end, observed.get(partition, LOW_MIN), now_ms)
+    current = [
+        _update(known, end, observed.get(partition, LOW_MIN), now_ms)
         for partition, (known, end) in enumerate(zip(seen, ends, strict=True))
     ]
-    active = [one.reached for one in looked if now_ms - one.since_ms < idle_after_ms]
+    active = [one.reached for one in current if now_ms - one.since_ms < idle_after_ms]
     followed = min(active, default=LOW_MIN)
     every_ms = max(NOTE_EVERY_MS, idle_after_ms // 10)
     noted = {}
-    for partition, (known, one) in enumerate(zip(seen, looked, strict=True)):
+    for partition, (known, one) in enumerate(zip(seen, current, strict=True)):
         is_idle = now_ms - one.since_ms >= idle_after_ms
         new = replace(one, follows=followed) if is_idle and followed > one.reached else one
-        # The distance, not the difference: after the wall clock was set back it goes on.
+        # The absolute difference, so that it continues after the wall clock was set back.
         is_time = known.noted_ms is None or abs(now_ms - known.noted_ms) >= every_ms
         if is_time and new != known:
             noted[partition] = replace(new, noted_ms=now_ms)
     return noted
 
 
-def _look(known: Seen, end: int, observed: Millis, now_ms: Millis) -> Seen:
+def _update(known: Seen, end: int, observed: Millis, now_ms: Millis) -> Seen:
     grew = end != known.end or now_ms < known.since_ms
     return replace(
         known,
@@ -62,42 +62,42 @@ def _look(known: Seen, end: int, observed: Millis, now_ms: Millis) -> Seen:
 
 
 def due_marks(seen: Sequence[Seen], noted: Mapping[int, Seen]) -> dict[int, Millis]:
-    """Which partitions get an idle mark, and with which low."""
+    """Partitions that get an idle mark, and its low."""
     return {
         partition: new.follows for partition, new in noted.items() if new.follows > seen[partition].follows
     }
 
 
-# How many notes a retention is divided into: a record stays at most that part longer.
+# A retention is divided into so many readings: a record is kept at most one part longer.
 NOTES = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """A reading of the clock since the machine's start, and the time that was counted by then."""
+    """A reading of the monotonic clock since boot, and the total time counted so far."""
 
-    boot_id: str  # tells one start of the machine from another; "" where nobody knows
+    boot_id: str  # identifies a boot of the machine; "" if unknown
     boot_ms: Millis
     counted_ms: Millis = 0
 
 
 def count_on(last: Reading | None, *, boot_id: str, boot_ms: Millis) -> Reading:
-    """The reading that follows on `last`. It never counts more than has passed."""
+    """The reading after `last`. It never counts more time than has passed."""
     if last is None:
         return Reading(boot_id=boot_id, boot_ms=boot_ms)
     if last.boot_id != boot_id:
-        passed = boot_ms  # the machine was started in between, and has run for so long at least
+        passed = boot_ms  # rebooted meanwhile: at least this time has passed
     elif boot_ms >= last.boot_ms:
         passed = boot_ms - last.boot_ms
     elif boot_id:
-        return last  # somebody who read the clock before
+        return last  # an older reading by another process
     else:
         passed = 0
     return Reading(boot_id=boot_id, boot_ms=boot_ms, counted_ms=last.counted_ms + passed)
 
 
 def is_note_due(last: Reading | None, now: Reading, *, retention_ms: Millis) -> bool:
-    """Whether the partitions' ends are to be noted, and the reading with them."""
+    """Whether the partitions' ends and the reading should be recorded."""
     if last is None or (now.boot_id, now.boot_ms >= last.boot_ms) != (last.boot_id, True):
-        return True  # a reading of another start says nothing about this one's
+        return True  # readings of different boots cannot be compared
     return now.counted_ms - last.counted_ms >= retention_ms // NOTES

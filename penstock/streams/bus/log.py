@@ -1,4 +1,4 @@
-"""What the bus promises: categories of partitions, idempotent fenced publishing, marks.
+"""The contract of the bus: categories of partitions, idempotent fenced publishing, marks.
 
 A record on the bus is a row of an Arrow batch: `_seq` int64, `_ts` int64 (event time, ms), `_key` string,
 `_late` bool, then the category's own columns. A `json`, `avro` or `bytes` category has one own column,
@@ -21,12 +21,12 @@ import pyarrow as pa
 
 from penstock.core.clock import Millis
 
-# The low watermark before anything is known, and after everything has come.
+# The low watermark before the first record, and after the last one.
 LOW_MIN: Millis = -(2**62)
 LOW_MAX: Millis = 2**62
-# How far beyond its append time a record's event time may lie, unless its category says otherwise.
+# Default limit of a record's event time beyond its append time.
 AHEAD_MAX_MS: Millis = 3_600_000
-# How late records from outside may come, unless their category says otherwise.
+# Default lateness of external records.
 LATENESS_MS: Millis = 1_000
 
 SYSTEM_FIELDS = (
@@ -35,8 +35,8 @@ SYSTEM_FIELDS = (
     pa.field("_key", pa.string()),
     pa.field("_late", pa.bool_(), nullable=False),
 )
-# Of an internal category whose readers take late records: for each of them the low watermark at which its
-# source read it. Beside the category's own columns, and null for records on time.
+# An additional column of an internal category whose readers process late records: the low watermark at which
+# the source read a late record; null for records on time.
 LOW_COLUMN = ("_low", "bigint")
 HEADERS_FIELD = pa.field("_headers", pa.map_(pa.string(), pa.binary()))
 # Spark SQL type names that categories, selects and computations may use.
@@ -54,15 +54,14 @@ ARROW_TYPES |= {f"array<{name}>": pa.list_(kind) for name, kind in ARROW_TYPES.i
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CategorySpec:
-    """What a category is declared to be.
+    """The declaration of a category.
 
-    `watermark` is "producers" (the minimum of its producers' output lows), "injector" (whoever injects
-    publishes lows under registered producer ids) or "event_time" (running maximum of `_ts` per partition,
-    minus `lateness_ms`). A name is a letter or digit, then up to 127 letters, digits, dots, dashes and
-    underscores.
+    `watermark` is "producers" (the minimum of its producers' output lows), "injector" (injectors report lows
+    under registered producer ids) or "event_time" (running maximum of `_ts` per partition, minus
+    `lateness_ms`). A name is a letter or digit, then up to 127 letters, digits, dots, dashes and underscores.
 
-    Of event_time alone: a partition that did not grow for `idle_after_ms` follows the others (0: it holds),
-    and records more than `ahead_max_ms` beyond their append time are dead letters (0: none are).
+    With event_time only: a partition that did not grow for `idle_after_ms` is idle and follows the others
+    (0: never), and records more than `ahead_max_ms` beyond their append time are dead letters (0: no limit).
     """
 
     name: str
@@ -70,9 +69,9 @@ class CategorySpec:
     columns: tuple[tuple[str, str], ...]  # (name, Spark SQL type); `json`, `avro`: inside the value
     format: str = "typed"  # typed | json | avro | bytes
     watermark: str = "producers"
-    lateness_ms: Millis = LOW_MIN  # not said: LATENESS_MS of records from outside, 0 of jobs' outputs
-    retention_ms: Millis = 0  # how long a record stays after it was appended; 0: until it is truncated
-    ts_column: str = ""  # json, avro: which column holds the event time in ms ("" = the record's own `_ts`)
+    lateness_ms: Millis = LOW_MIN  # default: LATENESS_MS for external records, 0 for jobs' outputs
+    retention_ms: Millis = 0  # since the append; 0: until it is truncated
+    ts_column: str = ""  # json, avro: the column of the event time in ms; "": the record's own `_ts`
     headers: bool = False  # whether records have headers; readers of columns do not see them
     idle_after_ms: Millis = 0
     ahead_max_ms: Millis = AHEAD_MAX_MS
@@ -83,7 +82,7 @@ class CategorySpec:
             object.__setattr__(self, "lateness_ms", LATENESS_MS if is_from_outside else 0)
 
     def schema(self) -> pa.Schema:
-        """The Arrow schema of what lies on the bus."""
+        """The Arrow schema of records on the bus."""
         own = (
             [pa.field("_value", pa.binary())]
             if self.format != "typed"
@@ -93,9 +92,7 @@ class CategorySpec:
 
 
 def has_dead_letters(spec: CategorySpec) -> bool:
-    """Whether some of its records may be found unfit to be read: they do not parse, or come from the
-    future.
-    """
+    """Whether some of its records may become dead letters: they do not parse, or are in the future."""
     return spec.format in ("json", "avro") or (spec.watermark == "event_time" and spec.ahead_max_ms > 0)
 
 
@@ -109,9 +106,9 @@ class Category:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mark:
-    """After offset `end` (in one partition) no record with ts < `low` follows, but late ones.
+    """From offset `end` of one partition on, only late records have ts < `low`.
 
-    `idle`: this partition alone, because it had no records for long and follows the others.
+    `idle`: a mark of this partition alone, which is idle and follows the others.
     """
 
     low: Millis
@@ -121,10 +118,10 @@ class Mark:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """What is known of one partition.
+    """The recorded progress of one partition, from which idle partitions are detected.
 
-    `low`: the event-time low that some reader of it has reached. `end`, `since_ms`: how long it was when it
-    last grew, as far as anybody looked. `follows`: the low of its last idle mark.
+    `low`: the event-time low that a reader of it has reached. `end`, `since_ms`: its end offset, and since
+    when it is unchanged. `follows`: the low of its last idle mark.
     """
 
     low: Millis = LOW_MIN
@@ -135,15 +132,15 @@ class Seen:
 
     @property
     def reached(self) -> Millis:
-        """Up to where its readers are, on their own or by following."""
+        """The low that its readers have reached, by their own records or by an idle mark."""
         return max(self.low, self.follows)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Published:
-    """What a publish did, per partition: records appended, records trimmed as already there.
+    """The result of a publish, per partition: records appended, and duplicates trimmed.
 
-    `retried`: the bus tried more than once, and cannot tell whether what it trimmed was of its first try.
+    `retried`: the bus retried, so trimmed records may be those of its own first try.
     """
 
     appended: Mapping[int, int] = field(default_factory=dict)
@@ -153,15 +150,15 @@ class Published:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lag:
-    """What lies beyond a reader's positions: how much, and how long the oldest of it has been there."""
+    """Records beyond a reader's positions: number, bytes, and the age of the oldest."""
 
     records: int
     bytes: int
     ms: Millis
 
 
-Run = tuple[npt.NDArray[np.int64], pa.RecordBatch]  # offsets, and the rows that lie there
-# The same, between them when each row was appended, to a second; 0: not known.
+Run = tuple[npt.NDArray[np.int64], pa.RecordBatch]  # offsets and their rows
+# Offsets, append times to the second (0: unknown), rows.
 TimedRun = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], pa.RecordBatch]
 
 
@@ -178,8 +175,8 @@ class Log(Protocol):
         """All categories, by name. An error if one of them cannot be read."""
 
     def names(self) -> tuple[str, ...]:
-        """The names of all categories, also of those that cannot be read; one that is just being made may be
-        among them, and is NotFound.
+        """The names of all categories, also of those that cannot be read. One whose creation is not complete
+        may be included; `describe` raises NotFound for it.
         """
 
     def publish(
@@ -202,43 +199,43 @@ class Log(Protocol):
         """
 
     def start_offsets(self, category: str) -> tuple[int, ...]:
-        """The first offset of each partition that retention and truncation left."""
+        """The first offset of each partition that retention and truncation have kept."""
 
     def end_offsets(self, category: str) -> tuple[int, ...]:
         """One past the last record of each partition."""
 
     def truncate(self, category: str, before: Mapping[int, int]) -> None:
-        """Let the records of these partitions below these offsets go; what is gone already is no matter.
+        """Delete the records of these partitions below these offsets. May be repeated.
 
-        Beyond the end: CorruptData. Sequences and epochs stay, and so does the watermark.
+        Beyond the end: CorruptData. Sequences, epochs and the watermark are kept.
         """
 
     def read(self, category: str, partition: int, start: int, end: int) -> Iterator[pa.RecordBatch]:
         """Records [start, end) in offset order, schema = spec.schema(); CorruptData on a bad checksum.
 
-        An empty range yields nothing. `end` above the end offset is CorruptData too: whoever asks was told of
-        records that this log does not have, and a shorter answer would lose them in silence. `start` below
-        the start offset, or records that go while they are read: RecordsExpired.
+        An empty range yields nothing. `end` above the end offset is CorruptData too: the reader knows of
+        records that this log has lost, and a shorter result would skip them silently. `start` below the start
+        offset, or records that are deleted while they are read: RecordsExpired.
         """
 
     def scan(self, category: str, partition: int, start: int, end: int) -> Iterator[Run]:
         """As `read`, each batch with the offsets of its rows."""
 
     def scan_timed(self, category: str, partition: int, start: int, end: int) -> Iterator[TimedRun]:
-        """As `scan`, with the time at which each row was appended. It never changes: decisions rest on it."""
+        """As `scan`, with the append time of each row, which never changes."""
 
     def times(self, category: str, partition: int, start: int, end: int) -> tuple[Millis, Millis] | None:
         """The smallest and the largest `_ts` of the records in [start, end); None if there are none."""
 
     def lag(self, category: str, positions: Mapping[int, int], *, now_ms: Millis) -> Lag:
-        """What a reader at these positions has yet to read of what is there.
+        """The lag of a reader at these positions.
 
-        On Kafka records are counted with the ends of transactions, and bytes are estimated.
+        On Kafka ends of transactions count as records, and bytes are estimated.
         """
 
     def within(self, category: str, partition: int, start: int, end: int, bytes_max: int) -> int:
-        """The end of the longest range from `start` up to `end` that has about so many bytes; one record at
-        least, if there is one. Of records that lie together the bytes are their mean's.
+        """The end of the longest range from `start` up to `end` with about `bytes_max` bytes; at least one
+        record, if there is one. Records of one run count with their mean size.
         """
 
     def published_to(self, category: str, producer: str) -> Mapping[int, int]:
@@ -248,19 +245,18 @@ class Log(Protocol):
         """Refuse every smaller epoch of this producer from now on.
 
         `is_new_life`: the epoch must be above all that this producer ever had, else EpochUsed and nothing
-        changes. Of several who ask for the same epoch at once at most one gets it.
+        changes. If several callers use the same epoch at once, at most one succeeds.
         """
 
     def register_producer(self, category: str, producer: str) -> None:
-        """Count this producer in the category's watermark: from LOW_MIN without marks, else from its W.
+        """Add this producer to the category's watermark: from LOW_MIN without marks, else from its W.
 
-        Repeated while it is registered it does nothing.
+        No effect if it is registered already.
         """
 
     def unregister_producer(self, category: str, producer: str) -> None:
-        """Count it no longer. W rises with the next report of another producer; without producers it stays.
-
-        Its epoch and sequences stay. Repeated it does nothing.
+        """Remove it from the watermark. W rises with the next report of another producer; without producers
+        it stays. Its epoch and sequences are kept. May be repeated.
         """
 
     def producers(self, category: str) -> Mapping[str, Millis]:
@@ -275,20 +271,20 @@ class Log(Protocol):
         """
 
     def advance(self, category: str, *, now_ms: Millis) -> None:
-        """Append the marks that are due, if any: for producers that reported too soon after a mark and then
-        fell silent, and for idle partitions.
+        """Append due marks: for reports that came too soon after a mark and were not followed by another, and
+        for idle partitions.
         """
 
     def observe(self, category: str, *, partition: int, low: Millis, now_ms: Millis) -> None:
-        """A reader of this partition of an event-time category has reached this low, durably.
+        """Report that a reader of this partition of an event-time category has durably reached this low.
 
-        With `idle_after_ms` this is what idle partitions follow: each gets marks of its own (`Mark.idle`),
-        (the least low of the partitions that grew, its end), in one transaction. Repeated, or smaller, it
-        does nothing.
+        With `idle_after_ms` idle partitions follow these reports: each gets marks of its own (`Mark.idle`):
+        (the smallest low of the partitions that grew, its end), in one transaction. An equal or smaller low
+        has no effect.
         """
 
     def observed(self, category: str) -> tuple[Seen, ...]:
-        """What was noted of each partition; nothing of a category without `idle_after_ms`."""
+        """The recorded progress of each partition; empty for a category without `idle_after_ms`."""
 
     def marks(self, category: str, partition: int, *, above: Millis, up_to: int) -> tuple[Mark, ...]:
         """Marks of one partition with low > `above` and end <= `up_to`, by low."""
@@ -297,15 +293,16 @@ class Log(Protocol):
         """W of the last mark, LOW_MIN if none."""
 
     def raise_percentile(self, category: str, *, percent: int, low: Millis) -> Millis:
-        """Keep the low that so many per cent have reached, never below what was kept; returns what is kept.
+        """Store the low that so many percent have reached, if it is higher; returns the stored one.
 
-        For people who look: it is no mark, and nothing waits for it.
+        For inspection only: it is not a mark.
         """
 
     def clean(self, *, now_ms: Millis, older_than_ms: Millis) -> int:
-        """Remove what dead publishers left and what is past its retention; returns how much there was.
+        """Remove files of dead publishers and records past their retention; returns the number of removed
+        items.
 
-        `now_ms` is of the clock that runs since the machine's start, which nobody sets. A record goes when
-        calls of `clean` have known of it for its retention. Categories that cannot be cleaned are told at the
-        end, when the others are (`NotAllCleaned`).
+        `now_ms` is from the monotonic clock since boot. A record is deleted when calls of `clean` have known
+        it for the retention time. After all others were cleaned, categories that failed raise
+        `NotAllCleaned`.
         """

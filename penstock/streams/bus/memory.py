@@ -104,7 +104,7 @@ class _Stored:
             for number, (_, ends) in enumerate(self.marks)
             if all(end <= first for end, first in zip(ends, firsts, strict=True))
         ]
-        del self.marks[: max(0, len(passed) - 1)]  # the last one still tells W at the start
+        del self.marks[: max(0, len(passed) - 1)]  # the last one has W at the start
         for partition, first in enumerate(firsts):
             gone = [item for item in self.idle_marks if item[0] == partition and item[1].end <= first][:-1]
             self.idle_marks = [item for item in self.idle_marks if item not in gone]
@@ -207,7 +207,7 @@ class MemoryLog:
         batches: Mapping[int, pa.RecordBatch],
         gapless: bool,
     ) -> Published:
-        """Append what is new of each batch, all partitions or none."""
+        """Append the new records of each batch, all partitions or none."""
         with self._effect("publish"):
             stored = self._of(category)
             arranged = admission.arrange(stored.category.spec, batches)
@@ -227,12 +227,12 @@ class MemoryLog:
             return Published(appended=appended, trimmed=trimmed)
 
     def start_offsets(self, category: str) -> tuple[int, ...]:
-        """The first offset of each partition that is still there."""
+        """The first existing offset of each partition."""
         with self._lock:
             return tuple(partition.first for partition in self._of(category).partitions)
 
     def truncate(self, category: str, before: Mapping[int, int]) -> None:
-        """Let the records below these offsets go."""
+        """Delete the records below these offsets."""
         with self._effect("truncate"):
             stored = self._of(category)
             admission.check_truncate(stored.category.spec, before, stored.ends())
@@ -263,7 +263,7 @@ class MemoryLog:
     def scan_timed(self, category: str, partition: int, start: int, end: int) -> Iterator[TimedRun]:
         """As `scan`, with the time at which each row was appended."""
         with self._lock:
-            self.read(category, partition, start, end)  # refuses what cannot be asked
+            self.read(category, partition, start, end)  # checks the arguments
             found = self._of(category).partitions[partition]
             starts, times = np.array(found.starts), np.array([0, *found.times], dtype=np.int64)
         for offsets, batch in self.scan(category, partition, start, end):
@@ -274,7 +274,7 @@ class MemoryLog:
         return admission.times_of(self.read(category, partition, start, end))
 
     def lag(self, category: str, positions: Mapping[int, int], *, now_ms: Millis) -> Lag:
-        """What a reader at these positions has yet to read."""
+        """The lag of a reader at these positions."""
         with self._lock:
             stored = self._of(category)
             for partition in positions:
@@ -285,7 +285,7 @@ class MemoryLog:
             )
 
     def within(self, category: str, partition: int, start: int, end: int, bytes_max: int) -> int:
-        """Up to where records from `start` have about so many bytes."""
+        """The end of the range from `start` with about `bytes_max` bytes."""
         with self._lock:
             stored = self._of(category)
             admission.check_partition(stored.category.spec, partition)
@@ -305,13 +305,13 @@ class MemoryLog:
             epochs[producer] = max(epoch, epochs.get(producer, epoch))
 
     def register_producer(self, category: str, producer: str) -> None:
-        """Count this producer in the category's watermark, from the W there is. Repeated it does nothing."""
+        """Add this producer to the category's watermark, from the current W. May be repeated."""
         with self._effect("register_producer"):
             stored = self._of(category)
             stored.lows.setdefault(producer, stored.low)
 
     def unregister_producer(self, category: str, producer: str) -> None:
-        """Count it no longer; W rises with the next report of another producer."""
+        """Remove it from the watermark; W rises with the next report of another producer."""
         with self._effect("unregister_producer"):
             self._of(category).lows.pop(producer, None)
 
@@ -339,14 +339,14 @@ class MemoryLog:
             stored.note({}, now_ms)
 
     def observe(self, category: str, *, partition: int, low: Millis, now_ms: Millis) -> None:
-        """A reader has reached this low; idle partitions follow."""
+        """Report that a reader has reached this low; idle partitions follow."""
         with self._effect("observe"):
             stored = self._of(category)
             admission.check_partition(stored.category.spec, partition)
             stored.note({partition: low}, now_ms)
 
     def observed(self, category: str) -> tuple[Seen, ...]:
-        """What was noted of each partition."""
+        """The recorded progress of each partition."""
         with self._lock:
             stored = self._of(category)
             return tuple(stored.seen) if stored.category.spec.idle_after_ms else ()
@@ -359,14 +359,14 @@ class MemoryLog:
             return stored.cut_marks(partition, above, up_to)
 
     def raise_percentile(self, category: str, *, percent: int, low: Millis) -> Millis:
-        """Keep the low that so many per cent have reached; it only rises."""
+        """Store the low that so many percent have reached, if it is higher."""
         with self._effect("raise_percentile"):
             kept = self._of(category).percentiles
             kept[percent] = max(low, kept.get(percent, LOW_MIN))
             return kept[percent]
 
     def clean(self, *, now_ms: Millis, older_than_ms: Millis) -> int:
-        """Let go what is past its retention; nothing else is ever left in memory."""
+        """Delete records past their retention; nothing else is left in memory."""
         with self._lock:
             return sum(stored.expire(now_ms) for stored in self._stored.values())
 

@@ -29,7 +29,7 @@ from penstock.streams.rows.row_store import (
     PAGE_BYTES,
     PREFIX,
     IntervalRef,
-    Look,
+    IntervalView,
     RowStore,
     ScannedState,
     ScannedTimer,
@@ -244,7 +244,7 @@ class StateView:
         """States by interval and key: {states, versions, next}; `next`: the `after` of the next page."""
         check_has_state(job)
 
-        def rows(snapshot: Look, place: PageStart) -> Iterator[tuple[PageStart, dict[str, Any], int]]:
+        def rows(snapshot: IntervalView, place: PageStart) -> Iterator[tuple[PageStart, dict[str, Any], int]]:
             start = prefix if place.key is None else max(prefix, key_after(place.key))
             for found in _all_states(snapshot, start):
                 if not found.key.startswith(prefix):
@@ -259,7 +259,7 @@ class StateView:
         check_has_state(job)
         stored = self._stored_key(job, key) if key else None
 
-        def rows(snapshot: Look, place: PageStart) -> Iterator[tuple[PageStart, dict[str, Any], int]]:
+        def rows(snapshot: IntervalView, place: PageStart) -> Iterator[tuple[PageStart, dict[str, Any], int]]:
             start = (stored or "", "")
             if place.key is not None and place.tag is not None:
                 start = max(start, (place.key, key_after(place.tag)))
@@ -289,7 +289,7 @@ class StateView:
         self,
         job: StatefulJob,
         what: str,
-        rows: Callable[[Look, PageStart], Iterator[tuple[PageStart, dict[str, Any], int]]],
+        rows: Callable[[IntervalView, PageStart], Iterator[tuple[PageStart, dict[str, Any], int]]],
         begin: PageStart,
         limit: int,
     ) -> dict[str, Any]:
@@ -308,11 +308,11 @@ class StateView:
         return _page_json(job, what, found, versions, None)
 
     @contextmanager
-    def _snapshot(self, job: StatefulJob, partition: int) -> Iterator[Look]:
+    def _snapshot(self, job: StatefulJob, partition: int) -> Iterator[IntervalView]:
         birth = interval_birth(job.birth, job.config.kind, job.config.lineage, partition)
         ref = IntervalRef(job=job.name, job_birth=job.birth, partition=partition, birth=birth)
         try:
-            with self._rows.look(ref) as snapshot:
+            with self._rows.view(ref) as snapshot:
                 yield snapshot
         except IntervalMissing as error:
             raise NotFound(
@@ -397,7 +397,7 @@ def _page_json(
     return {"job": job.name, what: found, "versions": versions, "next": text}
 
 
-def _states_of(job: StatefulJob, snapshot: Look, key: str) -> list[dict[str, Any]]:
+def _states_of(job: StatefulJob, snapshot: IntervalView, key: str) -> list[dict[str, Any]]:
     """The state of a key: one row, or its part of each block of a window."""
     if not is_in_blocks(job.computation):
         found = snapshot.states(start=key, limit=1)
@@ -427,20 +427,20 @@ def _exploded(job: StatefulJob, partition: int, found: ScannedState) -> Iterator
         yield {"partition": partition, "key": key, "state": state}
 
 
-def _timers_of(snapshot: Look, key: str) -> Iterator[ScannedTimer]:
+def _timers_of(snapshot: IntervalView, key: str) -> Iterator[ScannedTimer]:
     for found in _all_timers(snapshot, (key, "")):
         if found.key != key:
             return
         yield found
 
 
-def _all_states(snapshot: Look, start: str) -> Iterator[ScannedState]:
+def _all_states(snapshot: IntervalView, start: str) -> Iterator[ScannedState]:
     while page := snapshot.states(start=start, limit=ROWS_PER_READ):
         yield from page
         start = key_after(page[-1].key)
 
 
-def _all_timers(snapshot: Look, start: tuple[str, str]) -> Iterator[ScannedTimer]:
+def _all_timers(snapshot: IntervalView, start: tuple[str, str]) -> Iterator[ScannedTimer]:
     while page := snapshot.timers(start=start, limit=ROWS_PER_READ):
         yield from page
         start = (page[-1].key, key_after(page[-1].tag))

@@ -13,11 +13,11 @@ from penstock.streams.rows.row_store import (
     Changes,
     IntervalRef,
     IntervalRow,
-    Kept,
     OutboxRow,
     ScannedState,
     ScannedTimer,
     Snapshot,
+    StoredSize,
     TimerRow,
     after_acquire,
     after_commit,
@@ -46,8 +46,8 @@ class _Interval:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Look:
-    """A copy of what there was."""
+class _View:
+    """A copy of an interval as an `IntervalView`."""
 
     row: IntervalRow
     kept: Mapping[str, bytes]
@@ -70,7 +70,7 @@ class MemoryRows:
         self._intervals: dict[tuple[str, int, str], _Interval] = {}
 
     def create(self, ref: IntervalRef, *, offsets: Mapping[str, int], low: Millis) -> None:
-        """Create the interval, or add the inputs it does not know."""
+        """Create the interval, or add new inputs."""
         with self._lock:
             found = self._intervals.get((ref.job_birth, ref.partition, ref.birth))
             if found is None:
@@ -128,7 +128,7 @@ class MemoryRows:
             found = self._of(ref)
             check_token(ref, found.row, token)
             check_version(ref, found.row, version)
-            # Written to a copy first: a refused change must leave nothing behind.
+            # Written to a copy first: a refused change must not change anything.
             new = _Interval(
                 found.row, dict(found.states), dict(found.timers), dict(found.outbox), found.outbox_id
             )
@@ -148,13 +148,13 @@ class MemoryRows:
                 for name in unseen_names(found.row, changes)
                 if name in found.states
             }
-            unseen = Kept(rows=len(sizes), bytes=sum(sizes.values()))
+            unseen = StoredSize(rows=len(sizes), bytes=sum(sizes.values()))
             new.row = after_commit(found.row, changes, oldest_work=new.oldest_work(), unseen=unseen)
             self._intervals[ref.job_birth, ref.partition, ref.birth] = new
             return new.row
 
     def delivered(self, ref: IntervalRef, *, token: int, ids: Iterable[int]) -> IntervalRow:
-        """Forget outbox rows that the bus has."""
+        """Delete published outbox rows."""
         with self._lock:
             found = self._of(ref)
             check_token(ref, found.row, token)
@@ -164,28 +164,28 @@ class MemoryRows:
             return found.row
 
     def peek(self, ref: IntervalRef) -> IntervalRow:
-        """The row as it stands."""
+        """The current row."""
         with self._lock:
             return self._of(ref).row
 
     @contextmanager
-    def look(self, ref: IntervalRef) -> Iterator[_Look]:
-        """One moment: a copy of what there is."""
+    def view(self, ref: IntervalRef) -> Iterator[_View]:
+        """A view: a copy of the interval."""
         with self._lock:
             found = self._of(ref)
-            moment = _Look(row=found.row, kept=dict(found.states), set_timers=dict(found.timers))
+            moment = _View(row=found.row, kept=dict(found.states), set_timers=dict(found.timers))
         yield moment
 
     def scan(self, ref: IntervalRef, *, start: str, limit: int) -> tuple[ScannedState, ...]:
-        """States from a key on."""
-        with self.look(ref) as moment:
+        """States from this key on."""
+        with self.view(ref) as moment:
             return moment.states(start=start, limit=limit)
 
     def scan_timers(
         self, ref: IntervalRef, *, start: tuple[str, str], limit: int
     ) -> tuple[ScannedTimer, ...]:
-        """Timers from a name on."""
-        with self.look(ref) as moment:
+        """Timers from this name on."""
+        with self.view(ref) as moment:
             return moment.timers(start=start, limit=limit)
 
     def _of(self, ref: IntervalRef) -> _Interval:

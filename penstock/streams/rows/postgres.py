@@ -18,7 +18,7 @@ from penstock.core.errors import StoreUnavailable
 from penstock.db.server_checks import translate_postgres
 from penstock.streams.bus.log import LOW_MAX, LOW_MIN
 from penstock.streams.rows import postgres_server as sql
-from penstock.streams.rows.postgres_server import Link, PostgresLinks
+from penstock.streams.rows.postgres_server import PooledConnection, PostgresConnections
 from penstock.streams.rows.row_store import (
     NOTHING,
     PAGE_BYTES,
@@ -27,10 +27,10 @@ from penstock.streams.rows.row_store import (
     Changes,
     IntervalRef,
     IntervalRow,
-    Kept,
     ScannedState,
     ScannedTimer,
     Snapshot,
+    StoredSize,
     TimerRow,
     after_acquire,
     after_commit,
@@ -55,27 +55,27 @@ from penstock.streams.rows.row_store import (
     unseen_names,
 )
 
-# So that each statement stays far below the time that one may take.
+# Bounds each statement far below the statement timeout.
 ROWS_PER_STATEMENT = 10_000
 BYTES_PER_STATEMENT = 8 * 2**20
-# What fits into a socket at once: psycopg waits for an answer before it has sent the whole of a larger one.
+# What fits into a socket buffer: for more, psycopg may wait for a response before it has sent all.
 PIPELINE_BYTES = 16 * 2**10
 ROWS_PER_COUNT = 100_000
 
 
 def keys_of(keys: Sequence[str]) -> Iterator[list[bytes]]:
-    """Keys as the table has them, in bounded lists."""
+    """Keys as stored, in lists of bounded size."""
     for (chunk,) in lists_of([(key.encode(),) for key in keys]):
         yield chunk
 
 
 def fits_pipeline(keys: Sequence[str]) -> bool:
-    """True if these may be sent together with other statements. Pure."""
+    """True if these keys may be pipelined with other statements. Pure."""
     return sum(4 * len(key) + 8 for key in keys) <= PIPELINE_BYTES
 
 
 def lists_of(records: Sequence[tuple[Any, ...]]) -> Iterator[list[list[Any]]]:
-    """The columns of some records, in chunks of bounded size. Pure."""
+    """The columns of records, in chunks of bounded size. Pure."""
     first, size = 0, 0
     for number, record in enumerate(records):
         weight = sum(len(part) for part in record if isinstance(part, bytes))
@@ -88,7 +88,7 @@ def lists_of(records: Sequence[tuple[Any, ...]]) -> Iterator[list[list[Any]]]:
 
 
 def read_states(ref: IntervalRef, cursors: Iterable[psycopg.Cursor[tuple[Any, ...]]]) -> dict[str, bytes]:
-    """The states that some statements found, each once."""
+    """The states in the results of several statements."""
     states: dict[str, bytes] = {}
     for cursor in cursors:
         for raw, value, crc in cursor:
@@ -115,16 +115,16 @@ def oldest_work(connection: psycopg.Connection[Any], interval: int) -> Millis:
     return min(LOW_MAX if oldest is None else oldest for oldest in found)
 
 
-def sizes_of(connection: psycopg.Connection[Any], interval: int, keys: Sequence[str]) -> Kept:
-    """How much these keep now."""
+def sizes_of(connection: psycopg.Connection[Any], interval: int, keys: Sequence[str]) -> StoredSize:
+    """The size of these states."""
     found = NOTHING
     for chunk in keys_of(keys):
         found = _plus(found, connection.execute(sql.SIZE_STATES, (interval, chunk)).fetchone())
     return found
 
 
-def count_all(connection: psycopg.Connection[Any], interval: int) -> Kept:
-    """How much all of them keep: reads every state, in statements of bounded time."""
+def count_all(connection: psycopg.Connection[Any], interval: int) -> StoredSize:
+    """The size of all states: reads every one, in statements of bounded time."""
     found, start = NOTHING, b""
     while True:
         last = connection.execute(sql.PAGE_END, (interval, start, ROWS_PER_COUNT)).fetchone()
@@ -137,7 +137,7 @@ def count_all(connection: psycopg.Connection[Any], interval: int) -> Kept:
 
 
 def text_of(raw: bytes) -> str:
-    """A key or tag; bytes that are no text become one that no checksum fits."""
+    """A key or tag; bytes that are not text become a text whose checksum does not match."""
     return raw.decode(errors="replace")
 
 
@@ -153,34 +153,34 @@ def _statements(interval: int, changes: Changes) -> Iterator[tuple[str, tuple[An
         yield sql.DELETE_STATES, (interval, gone)
     for columns in lists_of([(key.encode(), tag.encode()) for key, tag in changes.timers_deleted]):
         yield sql.DELETE_TIMERS, (*columns, interval)
-    last = {(timer.key, timer.tag): timer for timer in changes.timers_set}  # no row twice in one statement
+    last = {(timer.key, timer.tag): timer for timer in changes.timers_set}  # each row once per statement
     records = (record_of_timer(timer) for _, timer in sorted(last.items()))
     for columns in lists_of([(key.encode(), tag.encode(), *rest) for key, tag, *rest in records]):
         yield sql.WRITE_TIMERS, (interval, *columns)
-    for out in changes.outbox:  # one for each partition of an output, and their order is their ids'
+    for out in changes.outbox:  # one statement per row, so that ids follow their order
         yield sql.WRITE_OUTBOX, (interval, *record_of_outbox(out))
 
 
-def _plus(kept: Kept, counted: tuple[int, int] | None) -> Kept:
+def _plus(kept: StoredSize, counted: tuple[int, int] | None) -> StoredSize:
     assert counted is not None, "an aggregate has one row"
-    return Kept(rows=kept.rows + counted[0], bytes=kept.bytes + counted[1])
+    return StoredSize(rows=kept.rows + counted[0], bytes=kept.bytes + counted[1])
 
 
 def _columns(records: Sequence[tuple[Any, ...]]) -> list[list[Any]]:
     return [list(column) for column in zip(*records, strict=True)]
 
 
-# A kept connection may have died with the server, a write may end without an answer: once more tells.
+# A pooled connection may be broken, or a write may end without a response: a second try decides.
 _ATTEMPTS = 3
 
 Found = TypeVar("Found")
 _Cursor = psycopg.Cursor[tuple[Any, ...]]
-# Writes what a step changes beside the row, and says what the row is afterwards.
+# Writes the changes besides the interval's row, and returns the new row.
 _Decide = Callable[[psycopg.Connection[Any], int, IntervalRow], IntervalRow]
 
 
 class _Lost(Exception):
-    """The connection ended. `new`: the row that may have been committed, if COMMIT was under way."""
+    """The connection was lost. `new`: the row that may have been committed, if COMMIT was in progress."""
 
     def __init__(self, error: psycopg.Error, new: IntervalRow | None) -> None:
         super().__init__(str(error))
@@ -194,13 +194,13 @@ class PostgresRows:
     """
 
     def __init__(self, place: str, *, fault: Callable[[str], None] | None = None) -> None:
-        self._place, self._fault, self._links = place, fault, PostgresLinks(place)
+        self._place, self._fault, self._links = place, fault, PostgresConnections(place)
 
     def __reduce__(self) -> tuple[object, ...]:
         return PostgresRows, (self._place,)
 
     def create(self, ref: IntervalRef, *, offsets: Mapping[str, int], low: Millis) -> None:
-        """Create the interval, or add the inputs it does not know."""
+        """Create the interval, or add new inputs."""
 
         def add_inputs(_connection: object, _interval: int, row: IntervalRow) -> IntervalRow:
             return after_repeated_create(ref, row, offsets)
@@ -219,7 +219,7 @@ class PostgresRows:
             new = after_acquire(ref, row, generation=generation, shard_epoch=shard_epoch)
             return new if new.kept is not None else replace(new, kept=count_all(connection, interval))
 
-        # Whether an earlier try was written is not asked: another owner could have made the same row of it.
+        # Not checked whether an earlier try was written: another owner could have written the same row.
         return self._write(ref, decide)
 
     def fence(self, ref: IntervalRef, *, generation: int) -> int:
@@ -237,20 +237,20 @@ class PostgresRows:
         timers_up_to: Millis,
         wall_up_to: Millis = LOW_MIN,
     ) -> Snapshot:
-        """One consistent read under the token; with few keys in one way to the server and back."""
+        """One consistent read under the token; with few keys in one round trip."""
         which, wanted = _which(ref), list(dict.fromkeys(keys))
         up_to, is_small = (timers_up_to, wall_up_to), fits_pipeline(wanted)
 
-        def read(link: Link) -> Snapshot:
-            ask = _asking(link)
-            with link.connection.pipeline() if is_small else nullcontext():
-                link.connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+        def read(pooled: PooledConnection) -> Snapshot:
+            ask = _executor(pooled)
+            with pooled.connection.pipeline() if is_small else nullcontext():
+                pooled.connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
                 found = ask(sql.READ_ROW, which)
                 due = [ask(sql.READ_TIMERS[wall], (*which, up_to[wall])) for wall in (0, 1)]
                 values = [ask(sql.READ_STATES_OF_TIMERS[wall], (*which, up_to[wall])) for wall in (0, 1)]
                 values += [ask(sql.READ_STATES, (*which, chunk)) for chunk in keys_of(wanted)]
                 sent = ask(sql.READ_OUTBOX, which)
-                link.connection.execute("COMMIT")
+                pooled.connection.execute("COMMIT")
             row = _row_of(ref, found.fetchone())[1]
             check_token(ref, row, token)
             return Snapshot(
@@ -268,7 +268,7 @@ class PostgresRows:
         def decide(connection: psycopg.Connection[Any], interval: int, row: IntervalRow) -> IntervalRow:
             check_token(ref, row, token)
             check_version(ref, row, version)
-            # As a rule there are none, and nothing is asked.
+            # Usually there are none, and no query is sent.
             unseen = sizes_of(connection, interval, unseen_names(row, changes))
             work = write_changes(connection, interval, changes)
             return after_commit(row, changes, oldest_work=work, unseen=unseen)
@@ -276,7 +276,7 @@ class PostgresRows:
         return self._write(ref, decide, is_known_by_its_row=True)
 
     def delivered(self, ref: IntervalRef, *, token: int, ids: Iterable[int]) -> IntervalRow:
-        """Forget outbox rows that the bus has."""
+        """Delete published outbox rows."""
         gone = list(ids)
 
         def decide(connection: psycopg.Connection[Any], interval: int, row: IntervalRow) -> IntervalRow:
@@ -288,15 +288,15 @@ class PostgresRows:
         return self._write(ref, decide)
 
     def peek(self, ref: IntervalRef) -> IntervalRow:
-        """The row as it stands."""
+        """The current row."""
         found = self._find(ref)
         check_birth(ref, None if found is None else found.birth)
         assert found is not None
         return found
 
     @contextmanager
-    def look(self, ref: IntervalRef) -> Iterator[_Look]:
-        """One moment: a transaction that reads a snapshot and locks nothing."""
+    def view(self, ref: IntervalRef) -> Iterator[_View]:
+        """A view: a read-only transaction on a snapshot, without locks."""
         with ExitStack() as until_read:
             moment = self._begin_look(ref, until_read)
             try:
@@ -305,27 +305,27 @@ class PostgresRows:
                 raise self._translated(ref, error, committing=False) from error
 
     def scan(self, ref: IntervalRef, *, start: str, limit: int) -> tuple[ScannedState, ...]:
-        """States from a key on."""
-        with self.look(ref) as moment:
+        """States from this key on."""
+        with self.view(ref) as moment:
             return moment.states(start=start, limit=limit)
 
     def scan_timers(
         self, ref: IntervalRef, *, start: tuple[str, str], limit: int
     ) -> tuple[ScannedTimer, ...]:
-        """Timers from a name on."""
-        with self.look(ref) as moment:
+        """Timers from this name on."""
+        with self.view(ref) as moment:
             return moment.timers(start=start, limit=limit)
 
-    def _begin_look(self, ref: IntervalRef, until_read: ExitStack) -> _Look:
-        """Begin, and once more on a new connection if the kept one has died meanwhile."""
+    def _begin_look(self, ref: IntervalRef, until_read: ExitStack) -> _View:
+        """Begin a read; retries once on a new connection if the pooled one is broken."""
         for attempt in range(1, _ATTEMPTS + 1):
             try:
-                link = until_read.enter_context(self._links.take())
-                if link.identity is None:
+                pooled = until_read.enter_context(self._links.take())
+                if pooled.identity is None:
                     check_birth(ref, None)
-                link.connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
-                found = _asking(link)(sql.READ_ROW, _which(ref)).fetchone()
-                return _Look(ref=ref, link=link, row=_row_of(ref, found)[1])
+                pooled.connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+                found = _executor(pooled)(sql.READ_ROW, _which(ref)).fetchone()
+                return _View(ref=ref, pooled=pooled, row=_row_of(ref, found)[1])
             except psycopg.OperationalError as error:
                 until_read.close()
                 self._after_failure(ref, error, is_last=attempt == _ATTEMPTS, committing=False)
@@ -334,21 +334,24 @@ class PostgresRows:
         raise AssertionError("the last attempt returns or raises")
 
     def _find(self, ref: IntervalRef) -> IntervalRow | None:
-        def read(link: Link) -> IntervalRow | None:
-            found = _asking(link)(sql.READ_ROW, _which(ref)).fetchone()
+        def read(pooled: PooledConnection) -> IntervalRow | None:
+            found = _executor(pooled)(sql.READ_ROW, _which(ref)).fetchone()
             return None if found is None else _row_of(ref, found)[1]
 
         return self._read(ref, read, no_tables=lambda: None)
 
     def _read(
-        self, ref: IntervalRef, read: Callable[[Link], Found], no_tables: Callable[[], Found] | None = None
+        self,
+        ref: IntervalRef,
+        read: Callable[[PooledConnection], Found],
+        no_tables: Callable[[], Found] | None = None,
     ) -> Found:
-        """Read, and once more on a new connection if the kept one has died meanwhile."""
+        """Read; retries once on a new connection if the pooled one is broken."""
         for attempt in range(1, _ATTEMPTS + 1):
             try:
-                with self._links.take() as link:
-                    if link.identity is not None:
-                        return read(link)
+                with self._links.take() as pooled:
+                    if pooled.identity is not None:
+                        return read(pooled)
                 break
             except psycopg.OperationalError as error:
                 self._after_failure(ref, error, is_last=attempt == _ATTEMPTS, committing=False)
@@ -373,8 +376,8 @@ class PostgresRows:
         unsure: IntervalRow | None = None
         for attempt in range(1, _ATTEMPTS + 1):
             try:
-                with self._links.take() as link:
-                    new = self._write_once(ref, link, decide, or_create, unsure)
+                with self._links.take() as pooled:
+                    new = self._write_once(ref, pooled, decide, or_create, unsure)
                 self._point("committed")
                 return new
             except _Lost as lost:
@@ -382,29 +385,29 @@ class PostgresRows:
                 if is_known_by_its_row and is_open:
                     unsure = lost.new
                 self._after_failure(ref, lost.error, is_last=attempt == _ATTEMPTS, committing=is_open)
-            except psycopg.OperationalError as error:  # there was no connection to begin with
+            except psycopg.OperationalError as error:  # no connection could be opened
                 self._after_failure(ref, error, is_last=attempt == _ATTEMPTS, committing=unsure is not None)
         raise AssertionError("the last attempt returns or raises")
 
     def _write_once(
         self,
         ref: IntervalRef,
-        link: Link,
+        pooled: PooledConnection,
         decide: _Decide,
         or_create: tuple[Any, ...] | None,
         unsure: IntervalRow | None,
     ) -> IntervalRow:
-        connection, new = link.connection, None
+        connection, new = pooled.connection, None
         try:
-            if link.identity is None:
+            if pooled.identity is None:
                 if or_create is None:
                     check_birth(ref, None)
-                self._links.make_tables(link)
+                self._links.make_tables(pooled)
             is_made, locked = _begin(connection, ref, or_create)
             self._point("begin")
             interval, row = _row_of(ref, locked)
             if unsure is not None and row == unsure:
-                return row  # it was written; the lock that we hold says that nothing is under way any more
+                return row  # it was written; because we hold the lock, no other write is in progress
             decided = row if is_made else decide(connection, interval, row)
             self._point("commit")
             new = decided
@@ -439,21 +442,21 @@ class PostgresRows:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Look:
-    """What a read transaction sees."""
+class _View:
+    """A read transaction as an `IntervalView`."""
 
     ref: IntervalRef
-    link: Link
+    pooled: PooledConnection
     row: IntervalRow
 
     def states(self, *, start: str, limit: int) -> tuple[ScannedState, ...]:
         values = (*_which(self.ref), start.encode(), limit, PAGE_BYTES)
-        found = _asking(self.link)(sql.SCAN_STATES, values).fetchall()
+        found = _executor(self.pooled)(sql.SCAN_STATES, values).fetchall()
         return tuple(scanned_states(self.ref, ((text_of(key), value, crc) for key, value, crc in found)))
 
     def timers(self, *, start: tuple[str, str], limit: int) -> tuple[ScannedTimer, ...]:
         values = (*_which(self.ref), start[0].encode(), start[1].encode(), limit)
-        found = _asking(self.link)(sql.SCAN_TIMERS, values).fetchall()
+        found = _executor(self.pooled)(sql.SCAN_TIMERS, values).fetchall()
         named = ((text_of(key), text_of(tag), *rest) for key, tag, *rest in found)
         return tuple(scanned_timers(self.ref, named))
 
@@ -481,11 +484,11 @@ def _begin(
     return is_made, cursor.fetchone()
 
 
-def _asking(link: Link) -> Callable[[str, tuple[Any, ...]], _Cursor]:
-    """Executes in a cursor of its own, so that many answers can be under way; bytes come as bytes."""
+def _executor(pooled: PooledConnection) -> Callable[[str, tuple[Any, ...]], _Cursor]:
+    """Executes each statement in a new cursor, so that several can be pipelined; results are binary."""
 
     def ask(statement: str, values: tuple[Any, ...]) -> _Cursor:
-        return link.connection.cursor(binary=True).execute(statement, values)
+        return pooled.connection.cursor(binary=True).execute(statement, values)
 
     return ask
 

@@ -1,4 +1,4 @@
-"""Connections to a PostgreSQL server that keeps rows: where it is, sessions that end by themselves, tables.
+"""Connections to a PostgreSQL server with rows: pool, session timeouts, tables.
 
 Connections are opened after fork, and one is kept: a worker of Spark never needs a second.
 """
@@ -20,7 +20,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from penstock.core.errors import CorruptData, EnvironmentProblem
 from penstock.db.server_checks import require_durable_server, translate_postgres
 
-# Rises when the tables change: another format is refused, never guessed at.
+# Increased when the tables change; databases of another format are refused.
 FORMAT = 1
 
 SCHEMA = "penstock_rows"
@@ -28,7 +28,7 @@ PLACE = f"{SCHEMA}.place"
 INTERVALS, STATES = f"{SCHEMA}.intervals", f"{SCHEMA}.states"
 TIMERS, OUTBOX = f"{SCHEMA}.timers", f"{SCHEMA}.outbox"
 
-# Rows that every step writes find room on their own page, so that no index changes with them.
+# A low fillfactor leaves room for updates on the same page, so that no index changes (HOT updates).
 TABLES = (
     f"CREATE SCHEMA IF NOT EXISTS {SCHEMA}",
     f"CREATE TABLE {PLACE} (format INTEGER NOT NULL, identity TEXT NOT NULL)",
@@ -49,8 +49,8 @@ TABLES = (
     f"CREATE INDEX timers_due ON {TIMERS} (interval, at_ms, key, tag) WHERE wall = 0",
     f"CREATE INDEX timers_wall ON {TIMERS} (interval, at_ms, key, tag) WHERE wall = 1",
     f"CREATE INDEX timers_hold ON {TIMERS} (interval, hold_ms) WHERE late = 0 AND wall = 0",
-    # One counter for all intervals: an id that came twice would let a slow twin mark the wrong row as
-    # delivered. A row's lock keeps the ids of one interval in order.
+    # One sequence for all intervals: with a reused id a slow twin could mark the wrong row as delivered. The
+    # lock of the interval's row keeps its ids in order.
     f"""CREATE TABLE {OUTBOX} (
         interval BIGINT NOT NULL, id BIGINT GENERATED ALWAYS AS IDENTITY, category TEXT NOT NULL,
         category_birth TEXT NOT NULL, partition BIGINT NOT NULL, first_seq BIGINT NOT NULL,
@@ -66,7 +66,7 @@ _WHICH = "job_birth = %s AND partition = %s AND birth = %s"
 _ID = f"(SELECT id FROM {INTERVALS} WHERE {_WHICH})"
 
 READ_ROW = f"SELECT id, {_ROW} FROM {INTERVALS} WHERE {_WHICH}"
-# A plain SELECT would let a zombie commit: its successor's write would come between the look and the write.
+# With a plain SELECT a zombie could commit: its successor's write could come between its read and its write.
 LOCK_ROW = f"{READ_ROW} FOR UPDATE"
 NEW_ROW = (
     f"INSERT INTO {INTERVALS} (job_birth, partition, {_ROW}) "
@@ -95,7 +95,7 @@ READ_OUTBOX = (
     f"FROM {OUTBOX} WHERE interval = {_ID} ORDER BY id"
 )
 
-# No more of the values than a page may have, however many rows were asked for; the first one always.
+# Values up to the size of a page, however many rows were requested; at least one.
 SCAN_STATES = (
     "SELECT key, value, crc FROM (SELECT key, value, crc, octet_length(value) AS size, "
     "sum(octet_length(value)) OVER (ORDER BY key) AS total FROM "
@@ -109,7 +109,7 @@ SCAN_TIMERS = (
 
 _SIZE = "count(*), coalesce(sum(octet_length(key) + octet_length(value)), 0)::int8"
 SIZE_STATES = f"SELECT {_SIZE} FROM {STATES} WHERE interval = %s AND key = ANY(%b::bytea[])"
-# All of them, page by page; rows about ids of records left out.
+# All states, page by page, without rows of record ids.
 PAGE_END = f"SELECT key FROM {STATES} WHERE interval = %s AND key >= %b ORDER BY key OFFSET %s LIMIT 1"
 COUNT_PAGE = (
     f"SELECT {_SIZE} FROM {STATES} WHERE interval = %s AND key >= %b AND (%b::bytea IS NULL OR key < %b) "
@@ -122,7 +122,7 @@ WRITE_STATES = (
     "ON CONFLICT (interval, key) DO UPDATE SET value = excluded.value, crc = excluded.crc"
 )
 DELETE_STATES = f"DELETE FROM {STATES} WHERE interval = %s AND key = ANY(%b::bytea[])"
-# A timer set again as it was costs no write.
+# An unchanged timer is not written again.
 WRITE_TIMERS = (
     f"INSERT INTO {TIMERS} AS old (interval, key, tag, at_ms, hold_ms, late, wall, crc) "
     "SELECT %s, new.* FROM unnest(%b::bytea[], %b::bytea[], %b::int8[], %b::int8[], %b::int8[], %b::int8[], "
@@ -148,7 +148,7 @@ OLDEST_WORK = (
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 
-# A worker that stops inside a transaction loses it before its successor loses patience.
+# The transaction of a worker that hangs ends before its successor's timeout.
 _SESSION = "-c idle_in_transaction_session_timeout=4s -c lock_timeout=8s -c statement_timeout=20s"
 _TRANSPORT = {
     "connect_timeout": 5,
@@ -160,80 +160,80 @@ _TRANSPORT = {
 _IDLE_MAX = 4
 _TABLES_LOCK = 0x726F7773  # "rows"
 
-# Connections inherited through a fork must neither be used nor closed in the child: they are kept for ever.
+# A child must neither use nor close connections inherited through a fork, so they are referenced for ever.
 _INHERITED: list[object] = []
 
 
 @dataclass(slots=True)
-class Link:
-    """One connection, and which rows it leads to: None while there are no tables."""
+class PooledConnection:
+    """One connection, and the identity of its database: None while there are no tables."""
 
     connection: Connection
     identity: str | None
 
 
-class PostgresLinks:
-    """Opens connections when they are needed and keeps a few that are idle. Thread-safe, and safe to fork."""
+class PostgresConnections:
+    """A connection pool with a few idle connections. Thread-safe, and safe to fork."""
 
     def __init__(self, place: str) -> None:
         self._conninfo = conninfo_of(place)
-        self._pid, self._idle = os.getpid(), deque[Link]()
+        self._pid, self._idle = os.getpid(), deque[PooledConnection]()
         self._closing = weakref.finalize(self, _close, self._pid, self._idle)
 
     @contextmanager
-    def take(self) -> Iterator[Link]:
-        """A connection with no transaction; whatever is still open after the block is rolled back."""
+    def take(self) -> Iterator[PooledConnection]:
+        """A connection without a transaction; a transaction left open by the block is rolled back."""
         try:
-            link = self._kept().pop()
+            pooled = self._idle_here().pop()
         except IndexError:
-            link = self._open()
+            pooled = self._open()
         try:
-            yield link
+            yield pooled
         finally:
-            self._give_back(link)
+            self._give_back(pooled)
 
     def close_idle(self) -> None:
-        """Close those that nobody uses: they are probably as dead as the one that just failed."""
-        _close(os.getpid(), self._kept())
+        """Close idle connections, which are probably as broken as the one that just failed."""
+        _close(os.getpid(), self._idle_here())
 
-    def make_tables(self, link: Link) -> None:
-        """Make the tables, unless somebody did."""
-        connection = link.connection
+    def make_tables(self, pooled: PooledConnection) -> None:
+        """Create the tables if they do not exist."""
+        connection = pooled.connection
         with connection.transaction():
             connection.execute("SELECT pg_advisory_xact_lock(%s)", (_TABLES_LOCK,))
             if _identity(connection) is None:
                 for statement in TABLES:
                     connection.execute(statement)
                 connection.execute(f"INSERT INTO {PLACE} VALUES (%s, %s)", (FORMAT, secrets.token_hex(16)))
-        link.identity = _identity(connection)
+        pooled.identity = _identity(connection)
 
-    def _open(self) -> Link:
+    def _open(self) -> PooledConnection:
         connection: Connection = psycopg.connect(self._conninfo, autocommit=True)
         with ExitStack() as undo:
             undo.callback(connection.close)
             require_durable_server(connection)
-            link = Link(connection, _identity(connection))
+            pooled = PooledConnection(connection, _identity(connection))
             undo.pop_all()
-        return link
+        return pooled
 
-    def _give_back(self, link: Link) -> None:
-        connection = link.connection
+    def _give_back(self, pooled: PooledConnection) -> None:
+        connection = pooled.connection
         if not connection.closed and connection.info.transaction_status != psycopg.pq.TransactionStatus.IDLE:
-            with suppress(psycopg.Error):  # whatever brought us here is the news
+            with suppress(psycopg.Error):  # the original error is raised
                 connection.execute("ROLLBACK")
         is_clean = (
             not connection.closed
             and connection.info.transaction_status == psycopg.pq.TransactionStatus.IDLE
-            and link.identity is not None
+            and pooled.identity is not None
         )
-        kept = self._kept()
-        if is_clean and len(kept) < _IDLE_MAX:
-            kept.append(link)
+        idle = self._idle_here()
+        if is_clean and len(idle) < _IDLE_MAX:
+            idle.append(pooled)
         else:
             with suppress(psycopg.Error):
                 connection.close()
 
-    def _kept(self) -> deque[Link]:
+    def _idle_here(self) -> deque[PooledConnection]:
         if self._pid != os.getpid():
             _INHERITED.append(self._idle)
             self._pid, self._idle = os.getpid(), deque()
@@ -241,36 +241,36 @@ class PostgresLinks:
         return self._idle
 
 
-def _close(pid: int, idle: deque[Link]) -> None:
+def _close(pid: int, idle: deque[PooledConnection]) -> None:
     while idle and pid == os.getpid():
         with suppress(IndexError, psycopg.Error):
             idle.pop().connection.close()
 
 
 def conninfo_of(place: str) -> str:
-    """How libpq is told of a place, with our limits; nobody's password is in the error."""
+    """The libpq connection string of a place, with our timeouts; errors contain no password."""
     try:
         if not place.startswith(("postgresql://", "postgres://")):
             raise psycopg.ProgrammingError("not a URL of PostgreSQL")
-        asked = conninfo_to_dict(place)
-        options = f"{_SESSION} {asked.pop('options', '') or ''}".strip()
-        return make_conninfo("", **{**_TRANSPORT, **asked, "options": options})
+        given = conninfo_to_dict(place)
+        options = f"{_SESSION} {given.pop('options', '') or ''}".strip()
+        return make_conninfo("", **{**_TRANSPORT, **given, "options": options})
     except psycopg.ProgrammingError as error:
         raise EnvironmentProblem(
             "this is not the URL of a PostgreSQL database",
             why="it does not have the form postgresql://user:password@host:port/database",
-            fix="correct it, or leave it out to keep rows on this machine's disk",
+            fix="correct it, or omit it to store rows on this machine's disk",
         ) from error
 
 
 def identify_database(place: str, *, make: bool) -> str:
-    """What the rows at a place are, whatever its address; "" if there are none and none are to be made."""
-    links = PostgresLinks(place)
+    """The identity of the rows at a place, independent of its address; "" without tables and `make`."""
+    links = PostgresConnections(place)
     try:
-        with links.take() as link:
-            if link.identity is None and make:
-                links.make_tables(link)
-            return link.identity or ""
+        with links.take() as pooled:
+            if pooled.identity is None and make:
+                links.make_tables(pooled)
+            return pooled.identity or ""
     except psycopg.Error as error:
         raise translate_postgres(error, str(error).strip(), committing=False) from error
     finally:
@@ -278,17 +278,17 @@ def identify_database(place: str, *, make: bool) -> str:
 
 
 def _identity(connection: Connection) -> str | None:
-    # Not to_regclass(), which may remember that there was none.
+    # Not to_regclass(), which may cache that the table did not exist.
     found = connection.execute(
         "SELECT FROM pg_catalog.pg_tables WHERE schemaname || '.' || tablename = %s", (PLACE,)
     ).fetchone()
     if found is None:
         return None
-    said = connection.execute(f"SELECT format, identity FROM {PLACE}").fetchone()
-    if said is None or said[0] != FORMAT:
+    stored = connection.execute(f"SELECT format, identity FROM {PLACE}").fetchone()
+    if stored is None or stored[0] != FORMAT:
         raise CorruptData(
-            "the rows in this database have a format that this version does not know",
-            why=f"they say {None if said is None else said[0]}, known is {FORMAT}",
-            fix="start the version of penstock that wrote them",
+            "the rows in this database have a format that this version does not support",
+            why=f"their format is {None if stored is None else stored[0]}, this version supports {FORMAT}",
+            fix="use the version of Penstock that wrote them",
         )
-    return f"postgresql:{said[1]}"
+    return f"postgresql:{stored[1]}"

@@ -1,6 +1,8 @@
-"""What the row store promises for one interval (job, partition): fenced ownership, one atomic write per step.
+"""The contract of the row store: per interval (job, partition) fenced ownership and one atomic write per
+step.
 
-Everything the exactly-once step needs: state, timers, outbox, offsets, lows, intent, behind one token.
+A write covers all that the exactly-once step needs: state, timers, outbox, offsets, lows, intent; all checked
+by one token.
 """
 
 from __future__ import annotations
@@ -16,14 +18,14 @@ from penstock.core.clock import Millis
 from penstock.core.errors import CorruptData, Fenced, IntervalMissing, VersionMoved
 from penstock.streams.bus.log import LOW_MIN
 
-# Outbox sequences above this are counted for the names of an interval's lives, those below for its own name.
-# So a row says under which name it goes out, whatever the job's settings are by then.
+# Outbox sequences above this belong to the producer ids of an interval's lives, those below to its own id. So
+# a row has the producer id under which it is sent, whatever the job's settings are by then.
 LIFE_SEQ = 1 << 48
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IntervalRef:
-    """Which interval: the job's name for people, its birth id, the partition, the interval's own birth id."""
+    """Identifies an interval: job name (for display), job birth, partition, and the interval's own birth."""
 
     job: str
     job_birth: str
@@ -33,11 +35,11 @@ class IntervalRef:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimerRow:
-    """A pending timer. (key, tag) is unique; `hold` keeps the output low down until it is gone.
+    """A pending timer. (key, tag) is unique; `hold_ms` limits the output low until the timer has fired.
 
-    A `late` timer was set by a late record with a hold behind the low: nothing can be held back for it any
-    more, so it does not count in the output low, and what it produces carries the flag. A `wall` timer is due
-    by the clock, not by the low watermark: it holds nothing, whatever its `hold_ms` says.
+    A `late` timer was set by a late record with a hold behind the low. It cannot hold the output low any
+    more, and its productions are flagged late. A `wall` timer is due by the clock, not by the low watermark;
+    it holds nothing, and its `hold_ms` is ignored.
     """
 
     key: str
@@ -63,17 +65,17 @@ class OutboxRow:
 
     @property
     def in_life(self) -> bool:
-        """Whether it is sent under the name of a life, and not compared with what earlier ones sent."""
+        """Whether it is sent under the producer id of a life, without deduplication against earlier lives."""
         return self.first_seq > LIFE_SEQ
 
 
 def counter_name(category_birth: str, partition: int, *, in_life: bool) -> str:
-    """Each output partition has two counters: a name of the bus has its own sequences, without gaps."""
+    """The name of an output partition's counter: it has two, since each producer id has its own sequences."""
     return f"{category_birth}:{partition}{'~' * in_life}"
 
 
 def first_sequence(*, in_life: bool) -> int:
-    """Where such a counter begins."""
+    """The first sequence of such a counter."""
     return LIFE_SEQ + 1 if in_life else 1
 
 
@@ -88,11 +90,11 @@ class Intent:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kept:
-    """How much an interval keeps for its keys: state rows, and the bytes of their names and values.
+class StoredSize:
+    """Size of an interval's state: number of rows, and bytes of their names and values.
 
-    Rows about ids of records are not among them, nor are timers and the outbox. `keys`: as the work of the
-    last step said, if its rows are not one for each key; None: they are, or it has not said yet.
+    Rows of record ids, timers and the outbox do not count. `keys`: the number of keys as the last step
+    reported it, if there is not one row per key; None: there is, or it is not reported yet.
     """
 
     rows: int
@@ -118,7 +120,7 @@ class IntervalRow:
     counters: Mapping[str, int] = field(
         default_factory=dict
     )  # records, late, behind_low, timers, productions, bad, repeated
-    kept: Kept | None = None  # None: nobody has counted yet; the next acquire does
+    kept: StoredSize | None = None  # None: not counted yet; the next acquire does
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,7 +137,7 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Changes:
-    """One step's write. None means: as it was. Mappings are merged; offsets never go back."""
+    """One step's write. None: unchanged. Mappings are merged; offsets never decrease."""
 
     offsets: Mapping[str, int] | None = None
     input_low: Millis | None = None
@@ -147,15 +149,15 @@ class Changes:
     intent: Intent | None = None
     clear_intent: bool = False
     counters: Mapping[str, int] = field(default_factory=dict)  # added
-    # How large the values were that the step found at this version, None: there was none. Of other states
-    # that change, the store looks itself.
+    # Sizes of the old values that the step has read at this version, None: there was none. The store reads
+    # the sizes of other changed states itself.
     before: Mapping[str, int | None] = field(default_factory=dict)
-    keys: int | None = None  # how many there are afterwards, if rows are not one for each key
+    keys: int | None = None  # number of keys after this write, if there is not one row per key
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScannedState:
-    """One key's state as it is stored; None if it is damaged, and `damage` says what is wrong."""
+    """One key's state as stored; None if it is damaged, with the reason in `damage`."""
 
     key: str
     value: bytes | None
@@ -164,7 +166,7 @@ class ScannedState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScannedTimer:
-    """One timer as it is stored; None if it is damaged, and `damage` says what is wrong."""
+    """One timer as stored; None if it is damaged, with the reason in `damage`."""
 
     key: str
     tag: str
@@ -172,12 +174,12 @@ class ScannedTimer:
     damage: str = ""
 
 
-class Look(Protocol):
-    """One moment of an interval, without ownership: whatever is read of it is of one committed version."""
+class IntervalView(Protocol):
+    """A consistent read-only view of an interval at one committed version, without ownership."""
 
     @property
     def row(self) -> IntervalRow:
-        """The interval's row at this moment."""
+        """The interval's row at this version."""
 
     def states(self, *, start: str, limit: int) -> tuple[ScannedState, ...]:
         """As `RowStore.scan`."""
@@ -193,8 +195,8 @@ class RowStore(Protocol):
     """
 
     def create(self, ref: IntervalRef, *, offsets: Mapping[str, int], low: Millis) -> None:
-        """Create the interval. Repeated with the same birth it only adds the offsets of inputs that
-        it does not know yet; another birth is another interval.
+        """Create the interval. A repeat with the same birth only adds offsets of new inputs; another birth
+        is another interval.
         """
 
     def exists(self, ref: IntervalRef) -> bool:
@@ -202,14 +204,14 @@ class RowStore(Protocol):
 
     def acquire(self, ref: IntervalRef, *, generation: int, shard_epoch: int) -> IntervalRow:
         """Take ownership: Fenced unless (generation, shard_epoch) >= the stored pair; else pair := mine,
-        token += 1. The returned row carries the new token. What it keeps is counted here, if the last write
-        was of a version that did not count; from then on every commit adds what it changes.
+        token += 1. The returned row has the new token. Its stored size is counted here, if the last write was
+        by a version that did not count; afterwards every commit updates it.
         """
 
     def fence(self, ref: IntervalRef, *, generation: int) -> int:
         """Raise the pair to at least (generation, 0) and the token by one; returns the token.
 
-        Repeated for a generation that already stands, it does nothing and returns the token.
+        A repeat for the same generation does nothing and returns the token.
         """
 
     def snapshot(
@@ -233,38 +235,38 @@ class RowStore(Protocol):
         """
 
     def delivered(self, ref: IntervalRef, *, token: int, ids: Iterable[int]) -> IntervalRow:
-        """Delete outbox rows that the bus has, raise output_low; checks the token alone; version + 1.
+        """Delete outbox rows that are published, raise output_low; checks only the token; version + 1.
 
-        Ids that are gone already (a twin was faster) are passed over.
+        Ids that a twin has deleted already are skipped.
         """
 
     def peek(self, ref: IntervalRef) -> IntervalRow:
-        """The row as it stands, without ownership: for status, lag and tests."""
+        """The current row, without ownership: for status, lag and tests."""
 
-    def look(self, ref: IntervalRef) -> AbstractContextManager[Look]:
-        """One moment, to be read page by page while the owner goes on writing. Use it shortly and in one
-        thread: a server that keeps the moment keeps what was overwritten since.
+    def view(self, ref: IntervalRef) -> AbstractContextManager[IntervalView]:
+        """Open a consistent view, to be read page by page while the owner goes on writing. Use it in one
+        thread and close it soon: a server must keep all rows that are overwritten meanwhile.
         """
 
     def scan(self, ref: IntervalRef, *, start: str, limit: int) -> tuple[ScannedState, ...]:
-        """States in the order of their keys, from `start` on, without ownership: for people who look.
+        """States ordered by key, from `start` on, without ownership: for inspection.
 
-        At most `limit`, and fewer if they are large; none: there are no more. The next page starts at
-        `key_after` the last one. Each page is one moment, two pages are two. Damaged ones are among them.
+        At most `limit`, fewer if they are large; an empty page is the end. The next page starts at
+        `key_after` the last key. Each page is a view of its own. Damaged states are included.
         """
 
     def scan_timers(
         self, ref: IntervalRef, *, start: tuple[str, str], limit: int
     ) -> tuple[ScannedTimer, ...]:
-        """Timers of both kinds in the order of (key, tag), as `scan` gives states."""
+        """Timers of both kinds ordered by (key, tag), as `scan` returns states."""
 
 
 PREFIX = "\x00ids\x00"
-PREFIX_END = "\x00ids\x01"  # the first name behind them
+PREFIX_END = "\x00ids\x01"  # the first name after them
 
 
 def is_of_ids(name: str) -> bool:
-    """True for rows of ids."""
+    """True for rows of record ids."""
     return name.startswith(PREFIX)
 
 
@@ -275,7 +277,7 @@ TimerRecord = tuple[str, str, Millis, Millis, int, int, int]
 
 
 def record_of_row(row: IntervalRow) -> RowRecord:
-    """The interval's row, mappings as JSON."""
+    """An interval's row as a record for the store, mappings as JSON."""
     fields = (
         row.birth,
         row.generation,
@@ -294,7 +296,7 @@ def record_of_row(row: IntervalRow) -> RowRecord:
 
 
 def row_of(ref: IntervalRef, record: RowRecord) -> IntervalRow:
-    """The row behind a record of `record_of_row`."""
+    """The row of a record of `record_of_row`."""
     _check(ref, "the interval's row", _crc(record[:-1]), record[-1])
     birth, generation, shard_epoch, token, version, offsets, input_low, output_low, *rest, _ = record
     event_time_max, next_seq, intent, counters = (json.loads(str(text)) for text in rest)
@@ -323,20 +325,20 @@ def record_of_timer(timer: TimerRow) -> TimerRecord:
 
 
 def timer_of(ref: IntervalRef, record: TimerRecord) -> TimerRow:
-    """The timer behind a record of `record_of_timer`."""
+    """The timer of a record of `record_of_timer`."""
     key, tag, at_ms, hold_ms, late, wall, crc = record
     _check(ref, f"the timer {tag!r} of key {key!r}", _timer_crc(record[:-1]), crc)
     return TimerRow(key=key, tag=tag, at_ms=at_ms, hold_ms=hold_ms, late=bool(late), wall=bool(wall))
 
 
 def record_of_outbox(row: OutboxRow) -> tuple[Any, ...]:
-    """One outbox row without its id, which the store gives."""
+    """An outbox row as a record, without its id, which the store assigns."""
     fields = (row.category, row.category_birth, row.partition, row.first_seq, row.count, row.ts_min)
     return *fields, row.payload, crc32(row.payload, _crc(fields))
 
 
 def outbox_of(ref: IntervalRef, record: tuple[Any, ...]) -> OutboxRow:
-    """The outbox row behind an id and a record of `record_of_outbox`."""
+    """The outbox row of an id and a record of `record_of_outbox`."""
     identity, *fields, payload, crc = record
     _check(ref, f"outbox row {identity}", crc32(payload, _crc(tuple(fields))), crc)
     category, category_birth, partition, first_seq, count, ts_min = fields
@@ -353,7 +355,7 @@ def outbox_of(ref: IntervalRef, record: tuple[Any, ...]) -> OutboxRow:
 
 
 def state_crc(key: str, value: bytes) -> int:
-    """The checksum of one key's state: a value under the wrong key is damage, too."""
+    """The checksum of one key's state, over key and value."""
     return crc32(value, crc32(key.encode()))
 
 
@@ -367,7 +369,7 @@ def _check(ref: IntervalRef, what: str, expected: int, found: int) -> None:
     if expected != found:
         raise CorruptData(
             f"{what} of {ref.job}[{ref.partition}] is damaged",
-            why=f"its checksum is {expected}, the one stored with it is {found}",
+            why=f"its checksum is {expected}, but the stored checksum is {found}",
             fix="restore the interval's rows from a backup; nothing was processed",
         )
 
@@ -377,8 +379,7 @@ def _crc(fields: tuple[Any, ...]) -> int:
 
 
 def _timer_crc(fields: tuple[Any, ...]) -> int:
-    # A timer that is not of the wall has the checksum it had before there were others: files of the first
-    # format need no new ones.
+    # Without the flag `wall` for other timers, as in files of the first format.
     return _crc(fields if fields[-1] else fields[:-1])
 
 
@@ -391,12 +392,11 @@ def _kept_json(row: IntervalRow) -> dict[str, list[int | None]]:
     return {} if kept is None else {_KEPT: [row.version, kept.rows, kept.bytes, kept.keys]}
 
 
-def _kept_of_json(value: list[Any] | None, version: int) -> Kept | None:
-    # A version of Penstock that does not count hands on what it found: that is then of an older version of
-    # the row.
+def _kept_of_json(value: list[Any] | None, version: int) -> StoredSize | None:
+    # A version of Penstock that does not count copies the value, which then belongs to an older row version.
     if value is None or value[0] != version:
         return None
-    return Kept(rows=value[1], bytes=value[2], keys=value[3])
+    return StoredSize(rows=value[1], bytes=value[2], keys=value[3])
 
 
 def _json_of_intent(intent: Intent | None) -> dict[str, Any] | None:
@@ -422,7 +422,7 @@ def key_after(key: str) -> str:
 
 
 def scanned_states(ref: IntervalRef, records: Iterable[tuple[str, bytes, int]]) -> Iterator[ScannedState]:
-    """States of records (key, value, checksum), until a page is full; the first one always."""
+    """States of records (key, value, checksum), until a page is full; at least one."""
     size = 0
     for key, value, crc in records:
         try:
@@ -445,11 +445,11 @@ def scanned_timers(ref: IntervalRef, records: Iterable[tuple[Any, ...]]) -> Iter
             yield ScannedTimer(key=key, tag=tag, timer=None, damage=f"{error.what}: {error.why}")
 
 
-NOTHING = Kept(rows=0, bytes=0)
+NOTHING = StoredSize(rows=0, bytes=0)
 
 
 def new_row(ref: IntervalRef, offsets: Mapping[str, int], low: Millis) -> IntervalRow:
-    """An interval nobody has owned yet."""
+    """The row of a new interval, without an owner."""
     return IntervalRow(
         birth=ref.birth,
         generation=0,
@@ -466,8 +466,8 @@ def new_row(ref: IntervalRef, offsets: Mapping[str, int], low: Millis) -> Interv
 
 
 def after_repeated_create(ref: IntervalRef, row: IntervalRow, offsets: Mapping[str, int]) -> IntervalRow:
-    """The row with the inputs it did not know; the same object if it knew them all."""
-    assert row.birth == ref.birth, "another birth lies in another place"
+    """The row with new inputs added; the same object if there are none."""
+    assert row.birth == ref.birth, "another birth has another place"
     unknown = {birth: offset for birth, offset in offsets.items() if birth not in row.offsets}
     if not unknown:
         return row
@@ -475,13 +475,13 @@ def after_repeated_create(ref: IntervalRef, row: IntervalRow, offsets: Mapping[s
 
 
 def after_acquire(ref: IntervalRef, row: IntervalRow, *, generation: int, shard_epoch: int) -> IntervalRow:
-    """The row under its new owner; Fenced if a later one has it."""
+    """The row with its new owner; Fenced if a later one owns it."""
     if (generation, shard_epoch) < (row.generation, row.shard_epoch):
         raise Fenced(
             f"interval {name_of(ref)} belongs to a later owner",
-            why=f"asked with generation {generation} and shard epoch {shard_epoch}, "
-            f"it stands at {row.generation} and {row.shard_epoch}",
-            fix="nothing: the later owner goes on",
+            why=f"this owner has generation {generation} and shard epoch {shard_epoch}, "
+            f"the interval has {row.generation} and {row.shard_epoch}",
+            fix="nothing: the later owner continues",
         )
     return replace(
         row, generation=generation, shard_epoch=shard_epoch, token=row.token + 1, version=row.version + 1
@@ -489,20 +489,20 @@ def after_acquire(ref: IntervalRef, row: IntervalRow, *, generation: int, shard_
 
 
 def after_fence(row: IntervalRow, *, generation: int) -> IntervalRow:
-    """The row without an owner of a smaller generation; the same object if that was so already."""
+    """The row with owners of smaller generations fenced; the same object if they are already."""
     if row.generation >= generation:
         return row
     return replace(row, generation=generation, shard_epoch=0, token=row.token + 1, version=row.version + 1)
 
 
 def after_commit(
-    row: IntervalRow, changes: Changes, *, oldest_work: Millis, unseen: Kept = NOTHING
+    row: IntervalRow, changes: Changes, *, oldest_work: Millis, unseen: StoredSize = NOTHING
 ) -> IntervalRow:
     """The row after a step. `oldest_work`: the oldest undelivered production or hold after this write.
-    `unseen`: what stood under the names of `unseen_names` before it.
+    `unseen`: the size of the old states of `unseen_names`.
     """
     offsets = {**row.offsets, **(changes.offsets or {})}
-    assert all(offsets[birth] >= offset for birth, offset in row.offsets.items()), "offsets never go back"
+    assert all(offsets[birth] >= offset for birth, offset in row.offsets.items()), "offsets never decrease"
     input_low = row.input_low if changes.input_low is None else max(row.input_low, changes.input_low)
     counters = dict(row.counters)
     for name, count in changes.counters.items():
@@ -523,7 +523,7 @@ def after_commit(
 
 
 def unseen_names(row: IntervalRow, changes: Changes) -> list[str]:
-    """States that change and that the step did not read: their old sizes count, too."""
+    """Changed states that the step did not read; the store must read their old sizes."""
     if row.kept is None:
         return []
     before = changes.before
@@ -531,56 +531,56 @@ def unseen_names(row: IntervalRow, changes: Changes) -> list[str]:
 
 
 def after_delivery(row: IntervalRow, *, oldest_work: Millis) -> IntervalRow:
-    """The row once the bus has some of its outbox."""
+    """The row after some of its outbox was published."""
     return replace(row, version=row.version + 1, output_low=output_low_of(row, row.input_low, oldest_work))
 
 
 def output_low_of(row: IntervalRow, input_low: Millis, oldest_work: Millis) -> Millis:
-    """Nothing on time will be produced before this."""
+    """The new output low: no production that is not late will be older."""
     return max(row.output_low, min(input_low, oldest_work))
 
 
 def check_birth(ref: IntervalRef, birth: str | None) -> None:
-    """A task opens, it never creates: absent or of another birth is an error, not an empty state."""
+    """IntervalMissing if the interval is absent or of another birth: a task never creates one."""
     if birth != ref.birth:
         raise IntervalMissing(
             f"interval {name_of(ref)} cannot be opened",
-            why=f"it was never created, looked for was {ref.birth}"
+            why=f"there is no interval with birth id {ref.birth}"
             if birth is None
-            else f"it was born as {birth}, looked for was {ref.birth}",
+            else f"its birth id is {birth}, not {ref.birth}",
             fix="wait for the job's plan to create it; if rows were deleted by hand, restore them",
         )
 
 
 def check_token(ref: IntervalRef, row: IntervalRow, token: int) -> None:
-    """Only the owner of the last acquire may read to write, or write."""
+    """Fenced if the token is not that of the last acquire."""
     if row.token != token:
         raise Fenced(
             f"interval {name_of(ref)} has another owner now",
-            why=f"this worker holds token {token}, the interval stands at {row.token}",
-            fix="nothing: the other owner goes on",
+            why=f"this worker has token {token}, the interval has token {row.token}",
+            fix="nothing: the other owner continues",
         )
 
 
 def check_version(ref: IntervalRef, row: IntervalRow, version: int) -> None:
-    """What was decided on an older version is decided again."""
+    """VersionMoved if the row has another version than the one that was read."""
     if row.version != version:
         raise VersionMoved(
             f"interval {name_of(ref)} was written by a twin of this worker",
-            why=f"this worker read version {version}, the interval stands at {row.version}",
-            fix="nothing: the step reads again",
+            why=f"this worker read version {version}, the interval has version {row.version}",
+            fix="nothing: the step is repeated on the new version",
         )
 
 
 def name_of(ref: IntervalRef) -> str:
-    """How people call an interval."""
+    """The name of an interval in messages."""
     return f"{ref.job}[{ref.partition}]"
 
 
-def _kept_after(kept: Kept, changes: Changes, unseen: Kept) -> Kept:
+def _kept_after(kept: StoredSize, changes: Changes, unseen: StoredSize) -> StoredSize:
     rows, size, before = kept.rows - unseen.rows, kept.bytes - unseen.bytes, changes.before
     for (name, value), old in zip(changes.states.items(), map(before.get, changes.states), strict=True):
-        if name.startswith(PREFIX):  # of ids; not asked by a call, since every key of a batch comes by
+        if name.startswith(PREFIX):  # as `is_of_ids`, without a call per key
             continue
         if value is not None and old is not None:
             size += len(value) - old
@@ -588,7 +588,7 @@ def _kept_after(kept: Kept, changes: Changes, unseen: Kept) -> Kept:
             rows, size = rows + 1, size + len(name.encode()) + len(value)
         elif old is not None:
             rows, size = rows - 1, size - len(name.encode()) - old
-    return Kept(rows=rows, bytes=size, keys=kept.keys if changes.keys is None else changes.keys)
+    return StoredSize(rows=rows, bytes=size, keys=kept.keys if changes.keys is None else changes.keys)
 
 
 def _next_seq(row: IntervalRow, changes: Changes) -> dict[str, int]:

@@ -26,10 +26,10 @@ from penstock.streams.rows.row_store import (
     Changes,
     IntervalRef,
     IntervalRow,
-    Kept,
     ScannedState,
     ScannedTimer,
     Snapshot,
+    StoredSize,
     TimerRow,
     after_acquire,
     after_commit,
@@ -54,12 +54,12 @@ from penstock.streams.rows.row_store import (
     unseen_names,
 )
 
-# Rises when the tables change. Older files are brought up to it when they are opened; newer ones are refused.
+# Increased when the tables change. Older files are migrated when they are opened; newer ones are refused.
 FORMAT = 2
 BUSY_MS = 10_000
-_OPEN_MAX = 32  # per thread; status pages look at many intervals, each once
+_OPEN_MAX = 32  # per thread; status pages read many intervals once
 
-# Connections inherited through a fork must neither be used nor closed in the child: they are kept for ever.
+# A child must neither use nor close connections inherited through a fork, so they are referenced for ever.
 _INHERITED: list[object] = []
 
 _TIMER_INDEXES = (
@@ -87,7 +87,7 @@ TABLES = (
         late INTEGER NOT NULL, crc INTEGER NOT NULL, wall INTEGER NOT NULL DEFAULT 0,
         PRIMARY KEY (key, tag)) STRICT, WITHOUT ROWID""",
     *_TIMER_INDEXES,
-    # AUTOINCREMENT: an id that came twice would let a slow twin mark the wrong row as delivered.
+    # AUTOINCREMENT: with a reused id a slow twin could mark the wrong row as delivered.
     """CREATE TABLE outbox (
         id INTEGER PRIMARY KEY AUTOINCREMENT, category TEXT NOT NULL, category_birth TEXT NOT NULL,
         partition INTEGER NOT NULL, first_seq INTEGER NOT NULL, count INTEGER NOT NULL,
@@ -96,7 +96,7 @@ TABLES = (
 
 
 class SqliteFiles:
-    """Keeps connections. Files are touched through SQLite alone: any other open and close drops its locks."""
+    """A cache of connections. Files are opened only by SQLite: any other open and close drops its locks."""
 
     def __init__(self) -> None:
         self._local = threading.local()
@@ -110,7 +110,7 @@ class SqliteFiles:
             if found[0] == inode:
                 kept.move_to_end(path)
                 return found[1]
-            self.discard(path)  # the file was removed or replaced under us
+            self.discard(path)  # the file was removed or replaced
         connection = None if inode is None else self.open_apart(path)
         if connection is None or inode is None:
             return None
@@ -128,18 +128,18 @@ class SqliteFiles:
             complete = format_of(connection) != 0
             if complete and format_of(connection) != FORMAT:
                 connection.execute("BEGIN IMMEDIATE")
-                bring_up(connection)
+                migrate(connection)
                 connection.execute("COMMIT")
         except (sqlite3.Error, CorruptData):
             connection.close()
             raise
         if not complete:
-            connection.close()  # its creation was cut off before the commit
+            connection.close()  # its creation was not committed
             return None
         return connection
 
     def discard(self, path: Path) -> None:
-        """Close and forget: after an error a connection's state is not known."""
+        """Close and drop the connection: after an error its state is unknown."""
         found = self._kept().pop(path, None)
         if found is not None:
             with suppress(sqlite3.Error):
@@ -170,19 +170,19 @@ def creating(path: Path) -> Iterator[sqlite3.Connection]:
 
 
 def format_of(connection: sqlite3.Connection) -> int:
-    """Which tables the file has; 0: none yet."""
+    """The format of the file's tables; 0: none yet."""
     found: int = connection.execute("PRAGMA user_version").fetchone()[0]
     return found
 
 
-def bring_up(connection: sqlite3.Connection) -> None:
-    """Bring the tables to this format, inside the transaction that the caller has begun for writing."""
+def migrate(connection: sqlite3.Connection) -> None:
+    """Migrate the tables to this format, inside the caller's write transaction."""
     found = format_of(connection)
     if not 1 <= found <= FORMAT:
         raise CorruptData(
             "the rows of an interval have a format that this version does not know",
-            why=f"the file says {found}, known are 1 to {FORMAT}",
-            fix="start the version of penstock that wrote it",
+            why=f"its format is {found}, this version supports 1 to {FORMAT}",
+            fix="use the version of Penstock that wrote it",
         )
     if found == 1:
         for statement in _FROM_1_TO_2:
@@ -230,7 +230,7 @@ _WRITE_STATE = (
     "INSERT INTO states (key, value, crc) VALUES (?, ?, ?) "
     "ON CONFLICT (key) DO UPDATE SET value = excluded.value, crc = excluded.crc"
 )
-# A timer set again as it was costs no write.
+# An unchanged timer is not written again.
 _WRITE_TIMER = (
     "INSERT INTO timers (key, tag, at_ms, hold_ms, late, wall, crc) VALUES (?, ?, ?, ?, ?, ?, ?) "
     "ON CONFLICT (key, tag) DO UPDATE "
@@ -257,7 +257,7 @@ class SqliteRows:
         return SqliteRows, (self._folder,)
 
     def create(self, ref: IntervalRef, *, offsets: Mapping[str, int], low: Millis) -> None:
-        """Create the interval, or add the inputs it does not know."""
+        """Create the interval, or add new inputs."""
         with creating(self._path(ref)) as connection:
             self._point("begin")
             if format_of(connection) == 0:
@@ -266,7 +266,7 @@ class SqliteRows:
                 connection.execute(f"PRAGMA user_version={FORMAT}")
                 _write_row(connection, new_row(ref, offsets, low))
             else:
-                bring_up(connection)
+                migrate(connection)
                 row = _read_row(ref, connection)
                 assert row is not None, "a file with tables has a row"
                 _write_row(connection, after_repeated_create(ref, row, offsets), unless=row)
@@ -329,7 +329,7 @@ class SqliteRows:
         return new
 
     def delivered(self, ref: IntervalRef, *, token: int, ids: Iterable[int]) -> IntervalRow:
-        """Forget outbox rows that the bus has."""
+        """Delete published outbox rows."""
         with self._write(ref) as (connection, row):
             check_token(ref, row, token)
             connection.executemany("DELETE FROM outbox WHERE id = ?", [(sent,) for sent in ids])
@@ -338,13 +338,13 @@ class SqliteRows:
         return new
 
     def peek(self, ref: IntervalRef) -> IntervalRow:
-        """The row as it stands."""
+        """The current row."""
         with self._read(ref) as (_connection, row):
             return row
 
     @contextmanager
-    def look(self, ref: IntervalRef) -> Iterator[_Look]:
-        """One moment: writers go on beside a reader of a WAL file, this thread's own connection too."""
+    def view(self, ref: IntervalRef) -> Iterator[_View]:
+        """A view: a read transaction on the WAL file, on its own connection; writers are not blocked."""
         with self._translated(ref):
             connection = self._files.open_apart(self._path(ref))
             if connection is None:
@@ -355,18 +355,18 @@ class SqliteRows:
                 row = _read_row(ref, connection)
                 check_birth(ref, None if row is None else row.birth)
                 assert row is not None
-                yield _Look(ref=ref, connection=connection, row=row)
+                yield _View(ref=ref, connection=connection, row=row)
 
     def scan(self, ref: IntervalRef, *, start: str, limit: int) -> tuple[ScannedState, ...]:
-        """States from a key on."""
-        with self.look(ref) as moment:
+        """States from this key on."""
+        with self.view(ref) as moment:
             return moment.states(start=start, limit=limit)
 
     def scan_timers(
         self, ref: IntervalRef, *, start: tuple[str, str], limit: int
     ) -> tuple[ScannedTimer, ...]:
-        """Timers from a name on."""
-        with self.look(ref) as moment:
+        """Timers from this name on."""
+        with self.view(ref) as moment:
             return moment.timers(start=start, limit=limit)
 
     def _path(self, ref: IntervalRef) -> Path:
@@ -406,7 +406,7 @@ class SqliteRows:
                 connection.execute("COMMIT")
             finally:
                 if connection.in_transaction:
-                    with suppress(sqlite3.Error):  # whatever brought us here is the news
+                    with suppress(sqlite3.Error):  # the original error is raised
                         connection.execute("ROLLBACK")
 
     def _read(self, ref: IntervalRef) -> AbstractContextManager[tuple[sqlite3.Connection, IntervalRow]]:
@@ -414,7 +414,7 @@ class SqliteRows:
 
     @contextmanager
     def _write(self, ref: IntervalRef) -> Iterator[tuple[sqlite3.Connection, IntervalRow]]:
-        # IMMEDIATE takes the write lock before the row is read: a plain BEGIN would let a zombie commit.
+        # IMMEDIATE takes the write lock before the row is read: with a plain BEGIN a zombie could commit.
         with self._transaction(ref, "BEGIN IMMEDIATE") as (connection, row):
             self._point("begin")
             yield connection, row
@@ -423,8 +423,8 @@ class SqliteRows:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Look:
-    """What a read transaction sees."""
+class _View:
+    """A read transaction as an `IntervalView`."""
 
     ref: IntervalRef
     connection: sqlite3.Connection
@@ -467,18 +467,18 @@ def _read_states(ref: IntervalRef, connection: sqlite3.Connection, keys: set[str
     return states
 
 
-def _sizes(connection: sqlite3.Connection, keys: Iterable[str]) -> Kept:
-    """How much these keep now."""
+def _sizes(connection: sqlite3.Connection, keys: Iterable[str]) -> StoredSize:
+    """The size of these states."""
     found = [connection.execute(f"SELECT {_SIZE} {_OF_KEYS}", chunk).fetchone() for chunk in _chunks(keys)]
-    return Kept(rows=sum(rows for rows, _ in found), bytes=sum(size for _, size in found))
+    return StoredSize(rows=sum(rows for rows, _ in found), bytes=sum(size for _, size in found))
 
 
-def _count(connection: sqlite3.Connection) -> Kept:
-    """How much all of them keep: reads the whole table."""
+def _count(connection: sqlite3.Connection) -> StoredSize:
+    """The size of all states: reads the whole table."""
     rows, size = connection.execute(
         f"SELECT {_SIZE} FROM states WHERE key < ? OR key >= ?", (PREFIX, PREFIX_END)
     ).fetchone()
-    return Kept(rows=rows, bytes=size)
+    return StoredSize(rows=rows, bytes=size)
 
 
 def _chunks(keys: Iterable[str]) -> Iterator[list[str]]:

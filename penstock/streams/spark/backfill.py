@@ -54,14 +54,14 @@ from penstock.streams.step.step import (
 from penstock.streams.step.vectorised import VectorLogic
 from penstock.streams.step.watermark import Cut
 
-# Records that are worked on together.
+# Records per batch.
 TABLE_ROWS = 200_000
 _BATCHES = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Code:
-    """The unpacked package that computations come from."""
+    """The unpacked package with the computations."""
 
     folder: Path
     entry: str
@@ -69,16 +69,16 @@ class Code:
 
 
 def operated(rows: DataFrame, job: Mapping[str, Any], output: Mapping[str, Any]) -> DataFrame:
-    """What the operator of a job makes of all its rows."""
+    """The output rows of a job's operator over all its rows."""
     partitions = rows.sparkSession.sparkContext.defaultParallelism
     columns = [(name, kind) for name, kind in output["columns"]]
     plan = dict(job["plan"]["computation"])
     if "firing" in plan:
         plan["firing"] = Firing().to_json()
     keyed = _keyed(rows)
-    if plan["operator"] != "partial":  # a part of a key is added up wherever it is read
+    if plan["operator"] != "partial":  # partial results do not need all rows of a key together
         keyed = keyed.repartition(partitions, "_key")
-    in_order = plan["operator"] == "dedup"  # so that it need not keep all records until the end
+    in_order = plan["operator"] == "dedup"  # so that it need not hold all records until the end
     if in_order:
         keyed = keyed.sortWithinPartitions("_ts")
     logic = partial(operator_of, plan, columns)
@@ -87,7 +87,7 @@ def operated(rows: DataFrame, job: Mapping[str, Any], output: Mapping[str, Any])
 
 
 def vectorised(rows: DataFrame, job: Mapping[str, Any], output: Mapping[str, Any], code: Code) -> DataFrame:
-    """The productions of a VectorComputation on one stream; records come in the order of their times."""
+    """The productions of a VectorComputation on one stream; records are in event-time order."""
     partitions = rows.sparkSession.sparkContext.defaultParallelism
     columns = [(name, kind) for name, kind in output["columns"]]
     ordered = _keyed(rows).repartition(partitions, "_key").sortWithinPartitions("_ts", "_offset")
@@ -111,7 +111,7 @@ def _runner(
     *,
     in_order: bool = False,
 ) -> _BATCHES:
-    """`in_order`: rows come by their event times, and the low watermark follows them."""
+    """`in_order`: rows are in event-time order, and the low watermark follows them."""
 
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         work = _Whole(logic(), stream, job)
@@ -126,7 +126,7 @@ def _runner(
 
 
 class _Whole:
-    """An interval in memory, for as long as a batch lasts."""
+    """An in-memory interval for the duration of a batch."""
 
     def __init__(self, logic: StepLogic, stream: str, job: str) -> None:
         self._logic, self._stream, self._job = logic, stream, job
@@ -135,7 +135,7 @@ class _Whole:
         self._version, self._low = 0, LOW_MIN
 
     def add(self, table: pa.Table | None, low: Millis) -> Iterable[pa.Table]:
-        """What these rows make, and what is due when nothing before `low` can come any more."""
+        """The productions of these rows, and of timers that are due at this low."""
         rows = _nothing() if table is None else table
         timers = tuple(timer for timer in self._timers.values() if timer.at_ms <= low)
         asked = {*self._logic.needed_states(rows), *(timer.key for timer in timers)}
@@ -209,7 +209,7 @@ def _row_batch(made: pa.Table, columns: Sequence[tuple[str, str]]) -> pa.RecordB
 
 __all__ = ["FORMATS", "BatchJob", "Code", "Span", "read_category", "read_files", "run_batch", "run_jobs"]
 
-# Records that one Spark task reads of a partition.
+# Records of a partition that one Spark task reads.
 PIECE_ROWS = 250_000
 BATCH_ROWS = 10_000
 
@@ -223,7 +223,7 @@ class Span:
 
 
 def read_category(spark: SparkSession, bus: str, category: Category) -> DataFrame:
-    """All that a category has now, as the rows that a task would see."""
+    """All records that a category has now, as rows of a task."""
     log, name = open_log(bus), category.spec.name
     spans = zip(log.start_offsets(name), log.end_offsets(name), strict=True)
     pieces = [
@@ -271,12 +271,12 @@ def _kind_of(path: str) -> str:
 def run_jobs(
     jobs: Sequence[Mapping[str, Any]], inputs: Mapping[str, DataFrame], *, span: Span, code: Code
 ) -> dict[str, DataFrame]:
-    """What the jobs, writers before readers, make of the inputs: a frame per category for others."""
+    """Run the jobs, writers before readers; returns a DataFrame per external output category."""
     for job in jobs:
         if "ids" in (job["plan"].get("computation") or {}):
             raise PipelineError(
                 f"job {job['name']!r} cannot be run as a batch",
-                why="its computation drops records whose `record_id` came before, which only the stream does",
+                why="its computation deduplicates by `record_id`, which only streams support",
                 fix="run it as a stream, or give the batch a computation without `record_id`",
             )
     known = {name: _within(rows, span) for name, rows in inputs.items()}
@@ -311,12 +311,12 @@ def _within(rows: DataFrame, span: Span) -> DataFrame:
 
 
 def _together(one: DataFrame | None, other: DataFrame) -> DataFrame:
-    """Two jobs may write one category: dead letters of one source, for instance."""
+    """Union with rows of other jobs: two jobs may write one category, e.g. dead letters of one source."""
     return other if one is None else one.unionByName(other)
 
 
 def _inputs(job: Mapping[str, Any], known: Mapping[str, DataFrame]) -> DataFrame:
-    """The rows that a job reads, with its names for their columns: inputs may share names."""
+    """The input rows of a job, with a prefix per input, because inputs may share column names."""
     frames = [known[item["category"]] for item in job["inputs"]]
     if not job["plan"].get("branches"):
         (rows,) = frames
@@ -349,7 +349,7 @@ def _dead_letters(rows: DataFrame, stream: str) -> DataFrame:
 
 
 def _computed(rows: DataFrame, job: Mapping[str, Any], output: Mapping[str, Any], code: Code) -> DataFrame:
-    """The productions of a computation on one stream, each key's records in the order of their times."""
+    """The productions of a computation on one stream, with each key's records in event-time order."""
     partitions = rows.sparkSession.sparkContext.defaultParallelism
     sorted_rows = (
         rows.where(f"_kind = {DATA}")
@@ -375,7 +375,7 @@ def _range_reader(bus: str, source: InputSpec) -> _BATCHES:
 
 
 def _placed(rows: pa.RecordBatch, partition: int) -> pa.RecordBatch:
-    """Rows that cannot be read say where they came from; the others need not."""
+    """Add the origin to rows that cannot be parsed."""
     kinds = rows.column("_kind").to_numpy(zero_copy_only=False)
     if not (kinds == BAD).any():
         return rows
@@ -400,7 +400,7 @@ def _line_reader(category: Category, form: Lines) -> _BATCHES:
                     raise ConfigError(
                         f"a line of a file is no record of {spec.name!r}",
                         why=parsed.bad[0].reason,
-                        fix="correct the line, or take it out",
+                        fix="correct the line, or remove it",
                     )
                 records = {
                     name: parsed.records.column(name).combine_chunks() for name in parsed.records.column_names
@@ -421,7 +421,7 @@ def _numbered(rows: pa.RecordBatch, numbers: pa.Array) -> pa.RecordBatch:
 
 
 def _column_rows(rows: DataFrame, category: Category) -> DataFrame:
-    """The columns that the bus would have; `_ts` and `_key` where the file or table has them."""
+    """The columns as on the bus; `_ts` and `_key` if the file or table has them."""
     spec = category.spec
     wanted = (
         ["_value"]
@@ -471,7 +471,7 @@ def _batch_reader(category: Category) -> _BATCHES:
 
 
 def _encoded(columns: dict[str, pa.Array], category: Category) -> dict[str, pa.Array]:
-    """Columns of an `avro` or `bytes` category as the value that the bus would have."""
+    """Columns of an `avro` or `bytes` category as a value on the bus."""
     spec = category.spec
     if spec.format not in ("avro", "bytes") or "_value" in columns:
         return columns
@@ -485,7 +485,7 @@ def _encoded(columns: dict[str, pa.Array], category: Category) -> dict[str, pa.A
 
 
 def _bus_batch(columns: Mapping[str, pa.Array], category: Category, length: int) -> pa.RecordBatch:
-    """These columns as a batch of the category; what is not given is empty."""
+    """A batch of the category with these columns; missing ones are null."""
     schema = category.spec.schema()
     blank = {
         "_seq": pa.repeat(0, length),
@@ -533,7 +533,7 @@ def _computation_runner(
 def _records(
     batches: Iterator[pa.RecordBatch], inputs: Sequence[tuple[str, Sequence[str]]]
 ) -> Iterator[tuple[Record, int]]:
-    """The records of a partition; of several `inputs` (name, columns) each with its own columns."""
+    """The records of a partition; with several `inputs` (name, columns), each with its own columns."""
     system = {name for name, _ in SYSTEM_COLUMNS}
     for batch in batches:
         names = [name for name in batch.schema.names if name not in system]
@@ -542,7 +542,7 @@ def _records(
             yield from _of_inputs(batch, inputs)
             continue
         own = [batch.column(name).to_pylist() for name in names]
-        # A null key is the empty one, as in the stream.
+        # A null key becomes the empty key, as in the stream.
         keys, stamps = batch.column("_key").fill_null("").to_pylist(), batch.column("_ts").to_pylist()
         late, offsets = batch.column("_late").to_pylist(), batch.column("_offset").to_pylist()
         for index, values in enumerate(zip(*own, strict=True) if own else [()] * batch.num_rows):
@@ -560,7 +560,7 @@ def _of_inputs(
 
 
 def _cuts(records: Sequence[Record]) -> list[Cut]:
-    """Before each later time the low rises to it; behind the last record, over everything."""
+    """Advance the low to each new event time, and to the end after the last record."""
     cuts = [
         Cut(position=index, low=after.ts)
         for index, (before, after) in enumerate(itertools.pairwise(records), start=1)
@@ -590,10 +590,10 @@ FORMATS = ("parquet", "ndjson")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchJob:
-    """What to run, over what, and where the rows go. A category without `files` is read from the bus."""
+    """Jobs, inputs and target of a batch. A category without `files` is read from the bus."""
 
     jobs: Sequence[Mapping[str, Any]]
-    categories: Sequence[Category]  # what the pipeline reads
+    categories: Sequence[Category]  # inputs of the pipeline
     files: Mapping[str, Sequence[str]]
     form: Lines
     bus: str
@@ -604,11 +604,11 @@ class BatchJob:
 
 
 def run_batch(job: BatchJob, *, scratch: Path, cores: int) -> dict[str, int]:
-    """Run it in a session of its own; returns how many rows each category got."""
+    """Run the batch in its own session; returns the number of rows per category."""
     if job.target.exists():
         raise ConfigError(
             f"{job.target} is there already",
-            why="results of two runs would be mixed",
+            why="the results of two runs would be mixed",
             fix="name a folder that does not exist",
         )
     spark = build_session("penstock backfill", cores, scratch)
@@ -618,7 +618,7 @@ def run_batch(job: BatchJob, *, scratch: Path, cores: int) -> dict[str, int]:
         raise PipelineError(
             "the batch failed",
             why=readable(error),
-            fix="correct what is named and run it again; nothing was written",
+            fix="correct the cause and run it again; nothing was written",
         ) from error
     finally:
         end_session(spark)

@@ -1,4 +1,4 @@
-"""What Spark needs to start: PySpark, a fit Java, a master that answers. What is missing is said."""
+"""Checks what Spark needs to start: PySpark, a suitable Java, a reachable master. Makes the class archive."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from penstock.core.errors import ConfigError, EnvironmentProblem, PenstockError
 
 JAVA_VERSIONS = (17, 21)
 MODULES = ("pyspark", "pandas")  # the extra `spark`
-MASTER_S = 5.0  # so long a master has to answer
-# What Spark takes; only of a standalone one the address is all there is to ask.
+MASTER_S = 5.0  # connect timeout of a master
+# Masters that Spark accepts; only a standalone one can be checked by connecting to it.
 MASTER_FORMS = re.compile(
     r"local(-cluster)?(\[.*\])?|yarn|k8s://.+|spark://(?P<hosts>[^/,]+:\d+(,[^/,]+:\d+)*)"
 )
 
 
 def require_spark(master: str = "") -> None:
-    """Refuse if Spark cannot start here; `master`: another Spark for its tasks, "" for none."""
+    """Refuse if Spark cannot start here; `master`: the Spark cluster for its tasks, "" for none."""
     for module in MODULES:
         if not _is_installed(module):
             raise EnvironmentProblem(
@@ -40,13 +40,13 @@ def require_spark(master: str = "") -> None:
 
 
 def require_master(master: str) -> None:
-    """Refuse a master that is none, or that nobody answers for. "": each container has its own Spark."""
+    """Refuse an invalid or unreachable master. "": each container has its own Spark."""
     form = MASTER_FORMS.fullmatch(master)
     if master and form is None:
         raise ConfigError(
             f"no such master: {master!r}",
-            why="known forms: spark://host:port, yarn, k8s://…, local[threads]",
-            fix="write it as spark://host:7077, or leave --master out",
+            why="valid forms: spark://host:port, yarn, k8s://…, local[threads]",
+            fix="write it as spark://host:7077, or omit --master",
         )
     hosts = form.group("hosts") if form is not None else None
     if not hosts:
@@ -59,7 +59,7 @@ def require_master(master: str) -> None:
         except (OSError, OverflowError) as error:
             problems.append(f"{address}: {error}")
         else:
-            return  # of several, one that is there is enough
+            return  # one of several is enough
     raise EnvironmentProblem(
         f"no Spark master answers at {master}",
         why="; ".join(problems),
@@ -75,26 +75,26 @@ def _is_installed(module: str) -> bool:
 
 
 def require_java() -> str:
-    """Find Java 17 or 21 and return what it says of itself, or say what to install."""
+    """Find Java 17 or 21 and return its version text; the error says what to install."""
     home = os.environ.get("JAVA_HOME")
     java = str(Path(home) / "bin" / "java") if home else shutil.which("java")
     if java is None or not Path(java).exists():
         raise EnvironmentProblem(
             "there is no Java on this machine",
-            why="Spark runs on it: no `java` on the PATH, and JAVA_HOME does not name one",
+            why="Spark needs it; there is no `java` on the PATH, and JAVA_HOME does not name one",
             fix="install Java 17 or 21 (Debian: apt-get install openjdk-17-jre-headless; macOS: brew install "
             "openjdk@17), or run `make setup`",
         )
     answer = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=60, check=False)
-    said = answer.stderr + answer.stdout
-    version = java_version(said)
+    text = answer.stderr + answer.stdout
+    version = java_version(text)
     if version not in JAVA_VERSIONS:
         raise EnvironmentProblem(
             f"this Java is version {version}",
-            why=f"{java} answers so; Spark 4.3 runs on Java 17 or 21",
+            why=f"{java} reports it; Spark 4.3 runs on Java 17 or 21",
             fix="install Java 17 or 21 and set JAVA_HOME to it",
         )
-    return said
+    return text
 
 
 def java_version(text: str) -> int:
@@ -109,18 +109,18 @@ def java_version(text: str) -> int:
 
 KEY_CHARS = 16
 NAME = "spark-classes-{key}.jsa"
-# The JVM checks by itself that jars and Java are those of the archive; a mismatch is no news to anybody.
+# The JVM checks that jars and Java match the archive; warnings about a mismatch are switched off.
 QUIET = "-Xshare:auto -Xlog:cds=off -Xlog:cds+dynamic=off -Xlog:class+path=off"
 
 
 def archive_key(java: str, jars: Iterable[tuple[str, int, int]]) -> str:
-    """Which archive belongs to a Java (what it says of itself) and jars (name, bytes, time of change)."""
+    """The key of the archive for a Java (its version text) and jars (name, bytes, modification time)."""
     text = "\n".join((java, *(f"{name} {size} {changed}" for name, size, changed in sorted(jars))))
     return hashlib.sha256(text.encode()).hexdigest()[:KEY_CHARS]
 
 
 def archive_of(java: str, environment: Path | None = None) -> Path:
-    """Where the archive for this Java and this Spark is, or would be: in the environment it belongs to."""
+    """The path of the archive for this Java and Spark, in the Python environment; it may not exist."""
     found = []
     for jar in (_pyspark_folder() / "jars").iterdir():
         seen = jar.stat()
@@ -131,22 +131,22 @@ def archive_of(java: str, environment: Path | None = None) -> Path:
 
 
 def _pyspark_folder() -> Path:
-    import pyspark  # may be missing, which `require_spark` says
+    import pyspark  # may be missing; `require_spark` reports it
 
     return Path(pyspark.__file__).parent
 
 
 def spark_home(java: str, scratch: Path, *, is_recorded: bool) -> Path:
-    """Spark's folder for a session: beside the archive if there is one: a JVM compares the jars' paths."""
+    """SPARK_HOME of a session: beside the archive if there is one, because the JVM compares jar paths."""
     archive = archive_of(java)
     return link_home(archive.parent if is_recorded or archive.exists() else scratch)
 
 
 def link_home(folder: Path) -> Path:
-    """Spark's folder, seen through links in `folder`, without its zipped copy of pyspark.
+    """A SPARK_HOME of symbolic links in `folder`, without Spark's zipped copy of pyspark.
 
-    Python workers would put those zips first on their path and compile pyspark anew in every process: one
-    second of CPU each, instead of a quarter with the installed package and its byte code.
+    Python workers would import pyspark from the zip and compile it in every process: one second of CPU each,
+    instead of a quarter with the installed package and its byte code.
     """
     original, home = _pyspark_folder(), folder / "spark-home"
     home.mkdir(parents=True, exist_ok=True)
@@ -157,7 +157,7 @@ def link_home(folder: Path) -> Path:
 
 
 def archive_options(java: str, recorded: Path | None, environment: Path | None = None) -> str:
-    """What tells a JVM to map the archive if there is one, or to write what it loaded to `recorded`."""
+    """JVM options to use the archive if it exists, or to write the loaded classes to `recorded`."""
     if recorded is not None:
         return f'{QUIET} "-XX:ArchiveClassesAtExit={recorded}"'
     archive = archive_of(java, environment)
@@ -165,8 +165,8 @@ def archive_options(java: str, recorded: Path | None, environment: Path | None =
 
 
 def make_archive() -> Path:
-    """Run a session through its first batch and keep the classes it loaded. Nothing is half-written."""
-    # Imported here: a session asks this module for its options.
+    """Run a session's first batch and write the archive of the loaded classes, atomically."""
+    # Imported here: the session's module imports this one.
     from penstock.streams.spark.session import build_session, end_session
 
     target = archive_of(require_java())
@@ -180,8 +180,8 @@ def make_archive() -> Path:
         if not recorded.exists():
             raise EnvironmentProblem(
                 "Java wrote no archive of Spark's classes",
-                why="it ended without it: the disk may be full, or this Java cannot make one",
-                fix="go on without: sessions start some seconds later; or make room and type `make setup`",
+                why="the disk may be full, or this Java does not support it",
+                fix="continue without it (sessions start more slowly), or free space and run `make setup`",
             )
         for old in target.parent.glob(NAME.format(key="*")):
             old.unlink()
@@ -190,7 +190,7 @@ def make_archive() -> Path:
 
 
 def main() -> int:
-    """Make it; 1 and the reason if that was not possible."""
+    """Make the archive; on failure print the reason and return 1."""
     try:
         print(make_archive())
     except (PenstockError, OSError) as error:

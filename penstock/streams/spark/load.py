@@ -31,14 +31,14 @@ log = structlog.get_logger(__name__)
 
 WINDOW_S = 10.0
 TURNS_WINDOW_MS: Millis = 30_000
-LOOK_EVERY_MS: Millis = 1_000
-# Looks between those at each partition: they ask the bus once for each.
+MEASURE_EVERY_MS: Millis = 1_000
+# Partitions are measured every so many measurements, because each costs a request to the bus.
 PARTITIONS_EVERY, PARTITIONS_MAX = 10, 64
 _LOW_MAX = 2**62  # a low watermark beyond this is none
 
 
 class LoadMeter:
-    """Looks at a task, about once a second, and answers with rates over the last ten."""
+    """Measures a task's load about once a second; rates are over the last ten seconds."""
 
     def __init__(
         self,
@@ -47,25 +47,25 @@ class LoadMeter:
         trigger_ms: int,
         turns: Callable[[], TurnFiles | None] = lambda: None,
     ) -> None:
-        """`turns`: where the task's turns are told, once its query has begun."""
+        """`turns`: the files in which the task reports its turns, once its query has started."""
         self._turns, self._held = turns, deque[tuple[Millis, Millis, Millis, int]]()
         self.task_id, self._task, self._trigger_ms = task.spec.task_id, task, trigger_ms
         self._samples: deque[tuple[float, int, int]] = deque()  # (when, records read, records there)
-        self._looks, self._by_partition, self._rates = 0, dict[str, float](), PartitionRates()
-        self._busy, self._query = BusyTime(), object()  # the query that the batches are counted of
-        self._began: tuple[float, int, int] | None = None  # when, read and written at the first look
+        self._count, self._by_partition, self._rates = 0, dict[str, float](), PartitionRates()
+        self._busy, self._query = BusyTime(), object()  # the query whose batches are counted
+        self._began: tuple[float, int, int] | None = None  # time, read and written at the first measurement
 
-    def look(self, query: StreamingQuery | None, *, at_s: float, now_ms: Millis) -> dict[str, float]:
-        """The metrics now: `at_s` of a clock that never jumps, `now_ms` of the wall.
+    def measure(self, query: StreamingQuery | None, *, at_s: float, now_ms: Millis) -> dict[str, float]:
+        """The metrics now: `at_s` from a monotonic clock, `now_ms` from the wall clock.
 
-        It asks bus and rows, so it takes as long as they do.
+        Reads from the bus and the row store, so it may block as long as they do.
         """
         rows = [open_rows(self._task.rows).peek(interval.ref) for interval in self._task.intervals]
         positions = self._positions(rows)
         read, lag = sum(sum(at.values()) for at in positions.values()), self._lag(positions, now_ms)
         progress: Any = query.lastProgress if query is not None else None
         if progress is None:
-            self._samples.clear()  # the time before the first batch is a start, not a rate
+            self._samples.clear()  # no rates before the first batch
         self._samples.append((at_s, read, read + lag.records))
         while at_s - self._samples[0][0] > WINDOW_S:
             self._samples.popleft()
@@ -76,16 +76,16 @@ class LoadMeter:
         return {
             "input_rate": max(0.0, (read + lag.records - first_there) / span_s) if grown else 0.0,
             "processed_rate": (read - first_read) / span_s if grown else 0.0,
-            # A trigger of 0 ms: one batch after the other, so it is busy whenever it runs.
+            # With a trigger of 0 ms batches follow each other: it is busy whenever it runs.
             "busy": min(1.0, batch_ms / max(self._trigger_ms, 1)),
             "batch_ms": batch_ms,
             "lag_records": float(lag.records),
             "lag_bytes": float(lag.bytes),
-            "lag_s": lag.ms / 1000,  # for how long the oldest of it has waited
+            "lag_s": lag.ms / 1000,  # age of the oldest waiting record
             "records": float(sum(row.counters.get("records", 0) for row in rows)),
             "late": float(sum(row.counters.get("late", 0) for row in rows)),
             "dropped": float(sum(row.counters.get("dropped", 0) for row in rows)),
-            # Put aside: what cannot be read or computed, and what user code raised at.
+            # Dead letters: records that cannot be parsed or computed, or for which user code raised.
             "bad": float(sum(row.counters.get("bad", 0) + row.counters.get("poison", 0) for row in rows)),
             **self._behind_low(rows),
             "input_low": float(min(row.input_low for row in rows)),
@@ -100,7 +100,7 @@ class LoadMeter:
     def _totals(
         self, query: StreamingQuery | None, progress: Any, rows: list[IntervalRow], read: int, at_ms: float
     ) -> dict[str, float]:
-        """What only grows while the task lives, and which life it is. Before its first batch it has none."""
+        """Totals since the task started, with its start time; none before its first batch."""
         written = sum(row.counters.get("productions", 0) for row in rows)
         if query is None or progress is None:
             return {}
@@ -109,7 +109,7 @@ class LoadMeter:
         if query is not self._query:
             self._query = query
             self._busy.new_query()
-        busy_ms = self._busy.look(
+        busy_ms = self._busy.update(
             _ended(query, progress, since=self._busy.last_seen),
             is_running=bool(query.status["isTriggerActive"]),
             at_ms=at_ms,
@@ -124,7 +124,7 @@ class LoadMeter:
         }
 
     def _of_turns(self, at_ms: Millis) -> dict[str, float]:
-        """How long it waits for a slot, how many it held lately, and how much of that was user code."""
+        """Time it waits for a slot, slots it held lately, and the share of user code."""
         files = self._turns()
         turns = [] if files is None else [files.of(i.ref.partition) for i in self._task.intervals]
         planned_ms = 0 if files is None else files.planned_ms()
@@ -152,8 +152,8 @@ class LoadMeter:
         return {"watermark_lag_s": max(0.0, (now_ms - min(lows)) / 1000)}
 
     def _behind_low(self, rows: list[IntervalRow]) -> dict[str, float]:
-        """Records that came behind the low without a flag, since each interval began; by partition, since a
-        rescale moves partitions, not what they counted.
+        """Records behind the low without the late flag, since each interval was created; by partition,
+        because a rescale moves partitions with their counters.
         """
         counts = {
             interval.ref.partition: float(row.counters.get("behind_low", 0))
@@ -163,7 +163,7 @@ class LoadMeter:
         return {"behind_low": sum(counts.values()), **found}
 
     def _kept(self, rows: list[IntervalRow]) -> dict[str, float]:
-        """How many keys it keeps and the bytes of their state, as far as they were counted."""
+        """Number of keys and bytes of their state, as far as they are counted."""
         kept = [row.kept for row in rows if row.kept is not None]
         if self._task.kind != STATEFUL or len(kept) < len(rows):
             return {}
@@ -176,15 +176,15 @@ class LoadMeter:
     def _of_partitions(
         self, positions: dict[str, dict[int, int]], lag: Lag, at_s: float, now_ms: Millis
     ) -> dict[str, float]:
-        """`input_rate.3` of each partition, `lag_records.3` and the like of those that have any.
+        """`input_rate.3` of each partition; `lag_records.3` and the like of those with a lag.
 
-        Looked at every few looks; what waits is forgotten at once when nothing does.
+        Measured every `PARTITIONS_EVERY` measurements; lags are cleared at once when nothing waits.
         """
-        self._looks += 1
+        self._count += 1
         partitions = sorted({partition for at in positions.values() for partition in at})
         if len(partitions) > PARTITIONS_MAX:
             return {}
-        if self._looks % PARTITIONS_EVERY == 1:
+        if self._count % PARTITIONS_EVERY == 1:
             waits = dict.fromkeys(partitions, 0)
             self._by_partition = {}
             for partition in partitions if lag.records else ():
@@ -200,15 +200,13 @@ class LoadMeter:
             read = {
                 partition: sum(at.get(partition, 0) for at in positions.values()) for partition in partitions
             }
-            self._rates.look(
-                at_s, {partition: read[partition] + waits[partition] for partition in partitions}
-            )
+            self._rates.add(at_s, {partition: read[partition] + waits[partition] for partition in partitions})
         elif not lag.records:
             self._by_partition = {}
         return {**self._by_partition, **self._rates.metrics()}
 
     def _positions(self, rows: list[IntervalRow]) -> dict[str, dict[int, int]]:
-        """How far each interval is, by category and partition."""
+        """The offset of each interval, by category and partition."""
         positions: dict[str, dict[int, int]] = {source.category: {} for source in self._task.inputs}
         for interval, row in zip(self._task.intervals, rows, strict=True):
             for _, source in self._task.inputs_of(interval.ref.partition):
@@ -216,13 +214,13 @@ class LoadMeter:
         return positions
 
     def _lag(self, positions: dict[str, dict[int, int]], now_ms: Millis) -> Lag:
-        """What the bus has beyond these."""
+        """The lag behind the ends of the bus."""
         bus = open_log(self._task.bus)
         return sum_lags(bus.lag(category, at, now_ms=now_ms) for category, at in positions.items() if at)
 
 
 def _ended(query: StreamingQuery, progress: Any, *, since: int) -> list[tuple[int, float]]:
-    """(batch, ms) of the batches after `since`, as far as Spark still tells of them."""
+    """(batch, ms) of the batches after `since` that Spark still reports."""
     newest = int(progress["batchId"])
     if newest <= since:
         return []
@@ -239,33 +237,33 @@ def _ended(query: StreamingQuery, progress: Any, *, since: int) -> list[tuple[in
 
 
 class LoadWatch:
-    """Looks at a task's load beside everything else: a bus that does not answer must hold up nobody."""
+    """Measures a task's load in a thread of its own: a bus that does not answer must not block the engine."""
 
     def __init__(self, meter: LoadMeter, query: Callable[[], StreamingQuery | None]) -> None:
         self._meter, self._query, self._clock = meter, query, SystemClock()
         self.last: dict[str, float] = {}
-        self._loop = Loop(f"load {meter.task_id}", self._look, every_ms=LOOK_EVERY_MS)
+        self._loop = Loop(f"load {meter.task_id}", self._measure, every_ms=MEASURE_EVERY_MS)
 
     def start(self) -> LoadWatch:
-        """Begin to look."""
+        """Start measuring."""
         self._loop.start()
         return self
 
     def stop(self) -> None:
-        """Look no more. A look that takes long ends by itself."""
+        """Stop measuring; does not wait for a measurement in progress."""
         self._loop.stop(timeout_ms=0)
 
-    def _look(self) -> None:
+    def _measure(self) -> None:
         at_s, now_ms = self._clock.boot_ms() / 1000, self._clock.now_ms()
         try:
-            self.last = self._meter.look(self._query(), at_s=at_s, now_ms=now_ms)
+            self.last = self._meter.measure(self._query(), at_s=at_s, now_ms=now_ms)
         except PenstockError as error:
-            self.last = {}  # nothing is known now; what was seen before would be taken for news
-            log.warning("the load is not known", task=self._meter.task_id, error=error.what)
+            self.last = {}  # old values would look like current ones
+            log.warning("the load could not be measured", task=self._meter.task_id, error=error.what)
 
 
 class BusyTime:
-    """A total that only grows. A batch that runs counts from the look that first saw it running."""
+    """Total busy time of batches. A running batch counts from the first update that saw it running."""
 
     def __init__(self) -> None:
         self._seen = -1  # the last batch that was counted
@@ -274,7 +272,7 @@ class BusyTime:
         self.total_ms = 0.0
 
     def new_query(self) -> None:
-        """Batches are numbered anew."""
+        """A new query began: its batch numbers start again."""
         self._seen, self._running_since_ms = -1, None
 
     @property
@@ -282,8 +280,8 @@ class BusyTime:
         """The newest batch that is counted; -1: none."""
         return self._seen
 
-    def look(self, ended: Iterable[tuple[int, float]], *, is_running: bool, at_ms: float) -> float:
-        """The total, with (batch, ms) of those that have ended since; known ones are not counted twice."""
+    def update(self, ended: Iterable[tuple[int, float]], *, is_running: bool, at_ms: float) -> float:
+        """Add ended batches (number, ms), each once; returns the total."""
         new = {batch: took_ms for batch, took_ms in ended if batch > self._seen and took_ms >= 0}
         if new:
             self._ended_ms += sum(new.values())
@@ -299,29 +297,29 @@ class BusyTime:
 
 
 RATES_WINDOW_S = 60.0
-# A rate must stand on so many seconds: what is looked at is looked at every few.
+# The shortest time span of a rate.
 RATES_SPAN_MIN_S = 5.0
 
 
 @dataclass(slots=True)
 class PartitionRates:
-    """By look: when, and what each partition has had so far, read or not."""
+    """Input rates of partitions, from samples of their record totals, read or not."""
 
-    _looks: deque[tuple[float, Mapping[int, int]]] = field(default_factory=deque)
+    _samples: deque[tuple[float, Mapping[int, int]]] = field(default_factory=deque)
 
-    def look(self, at_s: float, there: Mapping[int, int]) -> None:
-        """Requires: `at_s` is of a clock that never jumps."""
-        if self._looks and self._looks[-1][1].keys() != there.keys():
-            self._looks.clear()
-        self._looks.append((at_s, there))
-        while at_s - self._looks[0][0] > RATES_WINDOW_S:
-            self._looks.popleft()
+    def add(self, at_s: float, there: Mapping[int, int]) -> None:
+        """Add a sample. Requires: `at_s` is from a monotonic clock."""
+        if self._samples and self._samples[-1][1].keys() != there.keys():
+            self._samples.clear()
+        self._samples.append((at_s, there))
+        while at_s - self._samples[0][0] > RATES_WINDOW_S:
+            self._samples.popleft()
 
     def metrics(self) -> dict[str, float]:
-        """`input_rate.3` and so on, records per second; none before there are two looks."""
-        if len(self._looks) < 2:
+        """`input_rate.3` and so on, in records per second; none before the second sample."""
+        if len(self._samples) < 2:
             return {}
-        (first_s, first), (last_s, last) = self._looks[0], self._looks[-1]
+        (first_s, first), (last_s, last) = self._samples[0], self._samples[-1]
         span_s = last_s - first_s
         if span_s < RATES_SPAN_MIN_S:
             return {}

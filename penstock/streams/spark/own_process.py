@@ -1,7 +1,7 @@
-"""A task in a process and JVM of its own, both ends of it.
+"""A task in a process and JVM of its own: the runner in the engine, and the process itself.
 
-`OwnProcessRunner` starts the process in a container's engine; `run` is what the process does. They share a
-folder: the process says how it is in one file, and ends when another one is there.
+`OwnProcessRunner` starts the process from a container's engine; `run` is its main function. They share a
+folder: the process writes its status into one file, and stops when another file exists.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from penstock.streams.spark.run_errors import readable
 from penstock.streams.spark.session import build_session
 from penstock.streams.spark.tasks import SparkTasks
 
-LOOK_MS = 200
+POLL_MS = 200
 STATUS_FILE, STOP_FILE, WORK_FILE = "status.json", "stop", "work.json"
-# Of a task's memory: the rest is for Python, and for what a JVM takes beside its heap.
+# Share of a task's memory; the rest is for Python and for the JVM's memory outside the heap.
 HEAP_SHARE = 0.4
 HEAP_MB_MIN = 512  # with less Spark does not start
 
-# Writes what the process of a task needs into its folder; returns the command that starts it.
+# Writes the work file of a task into its folder; returns the command that starts its process.
 Prepare = Callable[[TaskSpec, int, Path], list[str]]
 
 
@@ -46,7 +46,7 @@ class CommandRunner(Runner, Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnWork:
-    """What the process is given, in a file. Packages lie unpacked in `packages`, by their hashes."""
+    """The content of the work file. `packages` has unpacked packages by their hashes."""
 
     spec: TaskSpec
     shard_epoch: int
@@ -78,7 +78,7 @@ class OwnProcessRunner:
         self._folders: dict[str, Path] = {}
 
     def start(self, spec: TaskSpec, *, shard_epoch: int) -> None:
-        """Begin a run. What it needs and cannot get makes it a run that failed."""
+        """Start a run; if it cannot be prepared, it becomes a failed run."""
         folder = self._folder / spec.task_id.replace("/", "_")
         folder.mkdir(parents=True, exist_ok=True)
         for name in (STATUS_FILE, STOP_FILE):
@@ -94,38 +94,38 @@ class OwnProcessRunner:
         self._processes.start(spec, shard_epoch=shard_epoch, command=command)
 
     def stop(self, task_id: str) -> None:
-        """Ask it; a signal would end its JVM in the middle of a batch."""
+        """Request a stop with a file: a signal would end the JVM in the middle of a batch."""
         if task_id in self._folders:
             (self._folders[task_id] / STOP_FILE).touch()
 
     def kill(self, task_id: str) -> None:
-        """End it and all its kin."""
+        """Kill the process and all its descendants."""
         if task_id in self._folders:
             (self._folders[task_id] / STOP_FILE).touch()
             self._processes.kill(task_id)
 
     def poll(self) -> tuple[RunStatus, ...]:
-        """Every run not yet forgotten."""
+        """The status of every run that is not forgotten."""
         found = [
             self._status_of(status) for status in self._processes.poll() if status.task_id in self._folders
         ]
         return (*self._refused.values(), *found)
 
     def _status_of(self, status: RunStatus) -> RunStatus:
-        """What the process says of itself, unless the way it ended says more."""
+        """The status that the process reported, unless its exit tells more."""
         folder = self._folders[status.task_id]
-        said = _read(folder / STATUS_FILE)
+        reported = _read(folder / STATUS_FILE)
         is_stopping = (folder / STOP_FILE).exists()
-        metrics = {**said.get("metrics", {}), **status.metrics}
+        metrics = {**reported.get("metrics", {}), **status.metrics}
         if status.state not in FINAL:
-            state = RunState.STOPPING if is_stopping else RunState(said.get("state", RunState.STARTING))
-            # As long as the process lives, its run has not ended.
+            state = RunState.STOPPING if is_stopping else RunState(reported.get("state", RunState.STARTING))
+            # The run has not ended while the process lives.
             return replace(status, state=RunState.RUNNING if state in FINAL else state, metrics=metrics)
         if status.error.startswith("out of memory"):
             return replace(status, metrics=metrics)
-        if said.get("state") in FINAL:
-            error = str(said.get("error", ""))
-            return replace(status, state=RunState(said["state"]), error=error, metrics=metrics)
+        if reported.get("state") in FINAL:
+            error = str(reported.get("error", ""))
+            return replace(status, state=RunState(reported["state"]), error=error, metrics=metrics)
         return replace(status, state=RunState.STOPPED if is_stopping else status.state, metrics=metrics)
 
     def forget(self, task_id: str) -> None:
@@ -157,7 +157,7 @@ def prepare_with(*, bus: str, rows: str, packages: UnpackedPackages) -> Prepare:
             folder=str(folder),
             heap_mb=max(HEAP_MB_MIN, int(spec.config.resources.memory_mb * HEAP_SHARE)),
         )
-        (folder / WORK_FILE).touch(mode=0o600)  # the address of the rows may carry a password
+        (folder / WORK_FILE).touch(mode=0o600)  # the URL of the rows may contain a password
         (folder / WORK_FILE).write_text(work.to_json())
         return [sys.executable, "-m", "penstock.streams.spark.own_process", str(folder / WORK_FILE)]
 
@@ -165,7 +165,7 @@ def prepare_with(*, bus: str, rows: str, packages: UnpackedPackages) -> Prepare:
 
 
 def _packages_needed(spec: TaskSpec, rows: str) -> list[str]:
-    """The task's own package, and those in the intents of its predecessors: the process fetches none."""
+    """The task's package, and those in intents of its predecessors: the process cannot fetch packages."""
     config = spec.config
     store, needed = open_rows(rows), [] if config.package is None else [config.package.hash]
     for partition in spec.partitions:
@@ -179,9 +179,9 @@ def _packages_needed(spec: TaskSpec, rows: str) -> list[str]:
 
 
 def run(work: OwnWork) -> RunStatus:
-    """In the process: run the task until it ends, or is asked to."""
+    """In the process: run the task until it ends or a stop is requested."""
     task_id, folder = work.spec.task_id, Path(work.folder)
-    _say(work, RunStatus(task_id=task_id, state=RunState.STARTING))
+    _write_status(work, RunStatus(task_id=task_id, state=RunState.STARTING))
     cores, scratch = work.spec.config.threads, folder / "scratch"
     spark = build_session(f"penstock {task_id}", cores, scratch, heap_mb=work.heap_mb, is_shared=False)
     tasks = SparkTasks(
@@ -197,15 +197,15 @@ def run(work: OwnWork) -> RunStatus:
         if (folder / STOP_FILE).exists():
             tasks.stop(task_id)
         (status,) = tasks.poll()
-        _say(work, status)
+        _write_status(work, status)
         if status.state in FINAL:
             return status
         if not tasks.is_alive():
             _die("Spark's JVM is gone: it may have run out of memory")
-        sleep_ms(LOOK_MS)
+        sleep_ms(POLL_MS)
 
 
-def _say(work: OwnWork, status: RunStatus) -> None:
+def _write_status(work: OwnWork, status: RunStatus) -> None:
     path = Path(work.folder) / STATUS_FILE
     new = path.with_suffix(".new")
     new.write_text(json.dumps({"state": status.state, "error": status.error, "metrics": status.metrics}))
@@ -218,13 +218,13 @@ def _die(reason: str) -> NoReturn:
 
 
 def main(arguments: list[str]) -> int:
-    """The process: 0 if it was stopped, 1 if not."""
+    """Main function of the process; returns 0 if the task was stopped, else 1."""
     work = OwnWork.from_json(Path(arguments[0]).read_text())
     try:
         status = run(work)
     except (PenstockError, PySparkException, Py4JJavaError) as error:
         status = RunStatus(task_id=work.spec.task_id, state=RunState.FAILED, error=readable(error))
-        _say(work, status)
+        _write_status(work, status)
     return 0 if status.state is RunState.STOPPED else 1
 
 

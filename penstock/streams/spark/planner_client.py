@@ -1,9 +1,9 @@
-"""Runs instead of the process that Spark starts for each query: has the planner host fork a warm one.
+"""Started by Spark for each query instead of a planner process: makes the planner host fork a warm one.
 
-Started by its path with nothing but Python's own library (`python -I -S`): some 30 ms of processor time where
-the imports of a cold one take 850. Without a host it becomes the cold one.
+Started by path with only the standard library (`python -I -S`): 30 ms of CPU, where the imports of a cold
+planner take 850 ms. Without a host it becomes a cold planner itself.
 
-Arguments: the folder of the host's socket, the Python to fall back to, then what Spark had asked for.
+Arguments: the folder of the host's socket, the Python for a cold planner, then Spark's own arguments.
 """
 
 import array
@@ -14,24 +14,26 @@ import sys
 SOCKET = "planners.sock"
 
 
-def main(folder: str, python: str, asked: list[str]) -> int:
-    """Hand our streams and environment over; done when the host says that the planner is there."""
+def main(folder: str, python: str, arguments: list[str]) -> int:
+    """Pass our streams and environment to the host; returns when it confirms that the planner runs."""
     here = os.getcwd()
     environment = b"\0".join(name + b"=" + value for name, value in os.environb.items())
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as host:
-            os.chdir(folder)  # a socket's path may have some hundred characters, its name always fits
+            os.chdir(
+                folder
+            )  # socket paths are limited to some hundred characters; the name alone always fits
             host.connect(SOCKET)
             streams = array.array("i", [0, 1, 2])
             head = len(environment).to_bytes(8, "big")
             host.sendmsg([head], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, streams)])
             host.sendall(environment)
-            is_there = host.recv(1) == b"+"
+            is_started = host.recv(1) == b"+"
     except OSError:
-        is_there = False
-    if not is_there:
+        is_started = False
+    if not is_started:
         os.chdir(here)
-        os.execv(python, [python, *asked])
+        os.execv(python, [python, *arguments])
     return 0
 
 

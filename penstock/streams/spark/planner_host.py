@@ -1,10 +1,10 @@
-"""A process that has imported what plans a query's batches, and forks itself whenever Spark starts a query.
+"""The planner host: a process with all imports loaded, forked for each query that Spark starts.
 
-For each query of a Python source Spark starts a process that is asked for offsets and partitions; unlike its
-workers these do not come from a daemon. Each would import Spark and the source anew, which takes 0.85 s of
-processor time: four tasks that start together on two cores would wait two seconds for that alone.
+For each query of a Python source Spark starts a planner process, which returns offsets and partitions; unlike
+workers, these are not forked from a daemon. Each would import Spark and the source again, which takes 0.85 s
+of CPU: four tasks that start together on two cores would wait two seconds for that alone.
 
-It ends when its standard input does: that is, with the process that started it.
+The host ends with the process that started it, when its standard input ends.
 """
 
 from __future__ import annotations
@@ -19,19 +19,17 @@ import sys
 from typing import NoReturn
 
 STREAMS = 3
-LOG_VARIABLE = "PENSTOCK_SPARK_LOG"  # the file for what Spark and its processes say of their errors
-ASKED_S = 10.0  # how long we wait for one who has begun to ask
+LOG_VARIABLE = "PENSTOCK_SPARK_LOG"  # the error log of Spark and its processes
+REQUEST_S = 10.0  # timeout of a request
 _INT = array.array("i").itemsize
 
 
 def main(listening: int) -> int:
-    """Serve at an inherited socket until nobody is left who could ask. Who asks early waits."""
+    """Serve at an inherited socket until standard input ends. Early requests wait in the backlog."""
     with socket.socket(fileno=listening) as listener:
         _import_all()
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for who started us
-        signal.signal(
-            signal.SIGCHLD, signal.SIG_IGN
-        )  # nobody waits for a planner: its end is seen on its socket
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent process
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # children are not waited for
         with selectors.DefaultSelector() as selector:
             selector.register(listener, selectors.EVENT_READ)
             selector.register(0, selectors.EVENT_READ)
@@ -47,21 +45,21 @@ def _import_all() -> None:
     import pyspark.sql.streaming.python_streaming_source_runner  # noqa: F401
 
     gc.collect()
-    gc.freeze()  # shared with who is forked: nobody walks through it and copies its pages
+    gc.freeze()  # keeps pages shared with children: the collector does not touch them
 
 
 def _serve(listener: socket.socket) -> None:
-    """Fork a planner for one who asks. Whatever is wrong with its question, the next one is served."""
+    """Fork a planner for one request. A bad request does not end the host."""
     client, _ = listener.accept()
     streams: list[int] = []
     try:
-        client.settimeout(ASKED_S)
+        client.settimeout(REQUEST_S)
         streams, environment = _receive(client)
         if os.fork() == 0:
             listener.close()
             _plan(client, streams, environment)
     except (OSError, ValueError):
-        pass  # it starts a planner without us
+        pass  # the client starts a planner itself
     finally:
         client.close()
         for stream in streams:
@@ -80,13 +78,13 @@ def _receive(client: socket.socket) -> tuple[list[int], dict[bytes, bytes]]:
     if len(streams) != STREAMS or len(text) < size:
         for stream in streams:
             os.close(stream)
-        raise ValueError("half a question")
+        raise ValueError("incomplete request")
     pairs = (entry.split(b"=", 1) for entry in bytes(text).split(b"\0") if b"=" in entry)
     return list(streams), {name: value for name, value in pairs}
 
 
 def _plan(client: socket.socket, streams: list[int], environment: dict[bytes, bytes]) -> NoReturn:
-    """Be the process that Spark asked for; never returns into the host's loop."""
+    """Run as the planner process; never returns to the host's loop."""
     code = 1
     try:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -101,8 +99,8 @@ def _plan(client: socket.socket, streams: list[int], environment: dict[bytes, by
         ]
         client.sendall(b"+")
         client.close()
-        _into_the_log()
-        _answer()
+        _redirect_stderr()
+        _run_planner()
         code = 0
     except (EOFError, BrokenPipeError, ConnectionResetError):
         code = 0  # Spark has ended the query
@@ -114,20 +112,20 @@ def _plan(client: socket.socket, streams: list[int], environment: dict[bytes, by
         os._exit(code & 0xFF)
 
 
-def _into_the_log() -> None:
-    """A planner's errors reach Spark on its socket. What it prints besides is that Spark is gone already."""
+def _redirect_stderr() -> None:
+    """Send stderr to the log: errors reach Spark over its socket; the rest only says that Spark has ended."""
     if log := os.environ.get(LOG_VARIABLE):
         opened = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         os.dup2(opened, 2)
         os.close(opened)
 
 
-def _answer() -> None:
-    from pyspark.sql.streaming.python_streaming_source_runner import main as answer
+def _run_planner() -> None:
+    from pyspark.sql.streaming.python_streaming_source_runner import main as run_planner
     from pyspark.worker_util import get_sock_file_to_executor
 
     with get_sock_file_to_executor(timeout=None) as spark:
-        answer(spark, spark)
+        run_planner(spark, spark)
 
 
 if __name__ == "__main__":

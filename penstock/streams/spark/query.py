@@ -15,18 +15,18 @@ from penstock.streams.keys import key_sql
 from penstock.streams.spark.worker import REPORT_DDL, step_function
 from penstock.streams.step.step import DATA, SYSTEM_COLUMNS, TaskDescriptor
 
-_PASSED_ON = [name for name, _ in SYSTEM_COLUMNS]
+_PASSED_THROUGH = [name for name, _ in SYSTEM_COLUMNS]
 _IS_DATA = f"_kind = {DATA}"
 
 
 def start_query(
     spark: SparkSession, task: TaskDescriptor, *, checkpoint: Path, trigger_ms: int
 ) -> StreamingQuery:
-    """Start the task's query. The checkpoint is scratch: offsets come from the row store."""
+    """Start the task's query. The checkpoint is temporary: offsets come from the row store."""
     descriptor = task.to_json()
     rows = spark.readStream.format("penstock").option("task", descriptor).option("step", "").load()
     return (
-        _through_the_step(rows, task, descriptor)
+        _with_step(rows, task, descriptor)
         .writeStream.format("noop")
         .queryName(f"{task.spec.task_id} {checkpoint.parent.name}")
         .option("checkpointLocation", str(checkpoint))
@@ -36,21 +36,21 @@ def start_query(
 
 
 def replay(spark: SparkSession, task: TaskDescriptor) -> None:
-    """Run the fixed ranges of `task.replay` once: what a predecessor promised and may have half published."""
+    """Run the fixed ranges of `task.replay` once: a predecessor's intent, which may be partly published."""
     descriptor = task.to_json()
     rows = spark.read.format("penstock").option("task", descriptor).option("step", "").load()
-    _through_the_step(rows, task, descriptor).write.format("noop").mode("overwrite").save()
+    _with_step(rows, task, descriptor).write.format("noop").mode("overwrite").save()
 
 
-def _through_the_step(rows: DataFrame, task: TaskDescriptor, descriptor: str) -> DataFrame:
+def _with_step(rows: DataFrame, task: TaskDescriptor, descriptor: str) -> DataFrame:
     return apply_stages(rows, task.plan).mapInArrow(step_function(descriptor), REPORT_DDL)
 
 
 def apply_stages(rows: DataFrame, plan: Mapping[str, Any]) -> DataFrame:
-    """What the plan does to each record. Rows that are no data (ranges, unreadable ones) pass untouched."""
+    """Apply the plan's stages to each record. Rows that are not data (ranges, bad records) pass unchanged."""
     check_plan(plan, _columns_of(rows, plan))
     if plan.get("branches"):
-        rows = _together(rows, plan["branches"])
+        rows = _union(rows, plan["branches"])
     for stage in plan["stages"]:
         rows = _apply(rows, stage, _IS_DATA)
     if plan.get("key"):
@@ -59,9 +59,9 @@ def apply_stages(rows: DataFrame, plan: Mapping[str, Any]) -> DataFrame:
 
 
 def _columns_of(rows: DataFrame, plan: Mapping[str, Any]) -> list[tuple[tuple[str, str], ...]]:
-    """What each input brings, by the names that stages know."""
+    """The columns of each input, by the names that stages use."""
     own = [(field.name, field.dataType.simpleString()) for field in rows.schema]
-    own = [column for column in own if column[0] not in _PASSED_ON]
+    own = [column for column in own if column[0] not in _PASSED_THROUGH]
     if not plan.get("branches"):
         return [tuple(own)]
     count = 1 + max(branch["input"] for branch in plan["branches"])
@@ -73,7 +73,7 @@ def _columns_of(rows: DataFrame, plan: Mapping[str, Any]) -> list[tuple[tuple[st
 
 
 def _apply(rows: DataFrame, stage: Mapping[str, Any], mine: str, *carried: str) -> DataFrame:
-    """One stage, for the rows of which `mine` is true; a select keeps the columns `carried` too."""
+    """Apply one stage to the rows where `mine` is true; a select also keeps the columns `carried`."""
     if stage["op"] == "filter":
         return rows.where(f"NOT ({mine}) OR coalesce(({stage['expr']}), false)")
     if stage["op"] == "key":
@@ -89,14 +89,14 @@ def _apply(rows: DataFrame, stage: Mapping[str, Any], mine: str, *carried: str) 
         F.expr(f"CASE WHEN {mine} THEN CAST(({expr}) AS {kind}) END").alias(name)
         for name, expr, kind in stage["columns"]
     ]
-    return rows.select(*_PASSED_ON, *carried, *own)
+    return rows.select(*_PASSED_THROUGH, *carried, *own)
 
 
-def _together(rows: DataFrame, branches: Sequence[Mapping[str, Any]]) -> DataFrame:
-    """Each branch's stages on the rows of its input, then all of them under the same columns.
+def _union(rows: DataFrame, branches: Sequence[Mapping[str, Any]]) -> DataFrame:
+    """Apply each branch's stages to the rows of its input, then unite them under the same columns.
 
-    Not a union of queries: that would be several Spark partitions for one interval. A row knows its branch;
-    the columns of the other branches are set aside under names of their own while one is worked on.
+    Not a union of DataFrames: that would make several Spark partitions for one interval. Each row has its
+    branch's number; the columns of other branches have other names while one branch is processed.
     """
     of_input: dict[int, list[int]] = {}
     for number, branch in enumerate(branches):
@@ -109,17 +109,19 @@ def _together(rows: DataFrame, branches: Sequence[Mapping[str, Any]]) -> DataFra
         rows = rows.select("*", F.explode(F.expr(found)).alias("_branch"))
     for number, branch in enumerate(branches):
         prefix = f"_i{branch['input']}_"
-        aside = [name for name in rows.columns if name not in _PASSED_ON]
+        aside = [name for name in rows.columns if name not in _PASSED_THROUGH]
         own = [name.removeprefix(prefix) for name in aside if name.startswith(prefix)]
-        rows = rows.select(*_PASSED_ON, *aside, *(F.col(prefix + name).alias(name) for name in own))
+        rows = rows.select(*_PASSED_THROUGH, *aside, *(F.col(prefix + name).alias(name) for name in own))
         for stage in branch["stages"]:
             rows = _apply(rows, stage, f"{_IS_DATA} AND _branch = {number}", *aside)
         made = [name for name in rows.columns if not name.startswith("_")]
-        rows = rows.select(*_PASSED_ON, *aside, *(F.col(name).alias(f"_b{number}_{name}") for name in made))
+        rows = rows.select(
+            *_PASSED_THROUGH, *aside, *(F.col(name).alias(f"_b{number}_{name}") for name in made)
+        )
     whens = {
         name: " ".join(f"WHEN {number} THEN `_b{number}_{name}`" for number in range(len(branches)))
         for name in made
     }
     return rows.select(
-        *_PASSED_ON, *(F.expr(f"CASE _branch {cases} END").alias(name) for name, cases in whens.items())
+        *_PASSED_THROUGH, *(F.expr(f"CASE _branch {cases} END").alias(name) for name, cases in whens.items())
     )

@@ -1,4 +1,4 @@
-"""What ended a run, as its user should read it, and whether a successor did."""
+"""Readable errors of runs; detection of poison records and of fencing."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from penstock.streams.places import hidden_password
 from penstock.streams.spark.query import apply_stages
 from penstock.streams.step.step import OwnedInterval, TaskDescriptor
 
-# More than so many in one range are no exceptions: the plan itself is wrong, and the task says so.
+# With more poison records in one range the plan itself is wrong, and the task fails.
 POISON_MAX = 20
 _CLASS = re.compile(r"\[([A-Z][A-Z0-9_]*(?:\.[A-Z0-9_]+)*)\]")
-# What says only that something else went wrong.
+# Errors that only wrap another one.
 _WRAPPERS = frozenset({"STREAM_FAILED", "FAILED_EXECUTE_UDF", "TASK_WRITE_FAILED", "WRITE_STREAM"})
-# Errors that a value causes. Others (memory, network, a lost executor) would hit every record.
+# Errors caused by a value. Others (memory, network, a lost executor) would affect every record.
 _OF_VALUES = re.compile(
     r"DIVIDE_BY_ZERO|REMAINDER_BY_ZERO|CAST_|ARITHMETIC_OVERFLOW|BINARY_ARITHMETIC_OVERFLOW|INVALID_|NUMERIC_|"
     r"DATETIME_|CANNOT_PARSE|FAILED_PARSE|MALFORMED_|UNEXPECTED_|USER_RAISED_EXCEPTION|INTERVAL_|NULL_MAP_KEY|"
@@ -36,13 +36,13 @@ _OF_VALUES = re.compile(
 
 
 def error_class(error: BaseException) -> str:
-    """Spark's name for what went wrong, the most particular one; "" if it has none."""
+    """Spark's most specific error condition; "" if it has none."""
     found = [name for name in _CLASS.findall(str(error)) if name.split(".")[0] not in _WRAPPERS]
     return found[0] if found else ""
 
 
 def is_of_values(error: BaseException) -> bool:
-    """Whether another value would not have failed."""
+    """Whether the error is caused by a value."""
     return _OF_VALUES.match(error_class(error)) is not None
 
 
@@ -76,7 +76,7 @@ def _failing(
 
 
 def _try(spark: SparkSession, task: TaskDescriptor, birth: str, span: tuple[int, int]) -> Exception | None:
-    """Run the plan over a range of one input and throw the rows away; the error of a value, or None."""
+    """Run the plan over a range of one input without output; returns the error of a value, or None."""
     (interval,) = task.intervals
     ranged = replace(task, replay={str(interval.ref.partition): {birth: span}})
     rows = spark.read.format("penstock").option("task", ranged.to_json()).load()
@@ -101,7 +101,7 @@ _NAMED = re.compile(
     r"(?=\s+SQLSTATE: |\n\s*\n|\n\tat |\nDriver stacktrace|\Z)",
     re.S,
 )
-# A traceback of a Python worker, as it comes inside of Spark's text.
+# A traceback of a Python worker in Spark's text.
 _TRACEBACK = "Traceback (most recent call last):"
 _FRAME = re.compile(r'^ *File "([^"]+)", line (\d+), in (.+)$', re.M)
 _RAISED = re.compile(r"^(?:\w+\.)*(\w+(?:: .*)?)$")
@@ -128,7 +128,7 @@ def _said(error: BaseException) -> str:
 
 
 def _of_worker(text: str) -> str:
-    """What a user's own function raised in a Python worker: the end of the first traceback in the text."""
+    """The error of a user's function in a Python worker: the end of the first traceback in the text."""
     if _TRACEBACK not in text:
         return ""
     lines = text.partition(_TRACEBACK)[2].splitlines()
@@ -141,7 +141,7 @@ def _of_worker(text: str) -> str:
 
 
 def _of_driver(error: BaseException) -> str:
-    """What a user's own function raised where it was called."""
+    """The error of a user's function in this process."""
     at = user_line(error)
     is_sparks = type(error).__module__.split(".")[0] in ("pyspark", "py4j")
     return f"user code failed at {at}\nWhy: {error_text(error)}" if at and not is_sparks else ""

@@ -1,4 +1,4 @@
-"""The container's Spark session, tuned for many small queries: what a micro-batch costs is decided here."""
+"""The container's Spark session, tuned for many small queries with cheap micro-batches."""
 
 from __future__ import annotations
 
@@ -111,8 +111,8 @@ END_S = 20
 _planners: dict[str, Planners] = {}  # by the id of the session's application
 # macOS has the smallest place for a socket's path; Spark names them /.<UUID>.sock.
 SOCKET_PATH_CHARS_MAX, SOCKET_NAME_CHARS = 103, 43
-# Spark tells every error of a batch five times, with traces of Java and Python. What a user has to know is in
-# the task's error; the rest goes to a file, for whoever looks for a fault in the engine itself.
+# Spark logs every error of a batch five times, with Java and Python tracebacks. The task's error has what
+# users need; the rest goes to a file, to debug the engine.
 SPARK_LOG = "spark.log"
 LOG_SETTINGS = """\
 rootLogger.level = error
@@ -143,18 +143,18 @@ def build_session(
     is_shared: bool = True,
     recorded: Path | None = None,
 ) -> SparkSession:
-    """A session that has run its first batch: local, or with executors of another Spark (`master`).
+    """A session that has run its first batch: local, or with executors of another Spark cluster (`master`).
 
-    `scratch` holds what may be lost: Spark's own checkpoints are never read again. Executors elsewhere must
+    `scratch` has temporary files only: Spark's own checkpoints are never read again. Remote executors must
     see the folders of bus, rows and packages under the same paths. A session that is not shared has one
-    query: a process from which planners of queries are forked would only take memory. With `recorded`, the
-    classes it loads are written there when its JVM ends. What Spark says of errors is in `scratch/spark.log`.
+    query, so a planner host would only take memory. With `recorded`, the loaded classes are written there
+    when the JVM ends. Spark's error log is `scratch/spark.log`.
     """
     java = require_java()
     scratch.mkdir(parents=True, exist_ok=True)
     os.environ[LOG_VARIABLE] = str((scratch / SPARK_LOG).absolute())
     os.environ["SPARK_HOME"] = str(spark_home(java, scratch, is_recorded=recorded is not None))
-    # Executors elsewhere start their workers with the same name, and have no file of ours.
+    # Remote executors start workers under the same name of Python, and do not have this script.
     has_planners = is_shared and not master and (OPENED.exists() or _fits_sockets(scratch))
     planners = Planners(_temporary(scratch)) if has_planners else None
     os.environ["PYSPARK_PYTHON"] = str(planners.python) if planners else sys.executable
@@ -170,7 +170,7 @@ def build_session(
         .config("spark.ui.showConsoleProgress", "false")
         .config("spark.local.dir", str(scratch / "spark"))
         .config("spark.sql.warehouse.dir", str(scratch / "warehouse"))
-        # The oldest batch first. Between pools of the fair mode the name decides: the last ones starve.
+        # The oldest batch first. FAIR orders equal pools by name, so the last ones starve.
         .config("spark.scheduler.mode", "FIFO")
         .config("spark.sql.adaptive.enabled", "false")
         .config("spark.sql.shuffle.partitions", "1")
@@ -192,7 +192,7 @@ def build_session(
 
 
 def _here(builder: SparkSession.Builder, cores: int, scratch: Path) -> SparkSession.Builder:
-    # Spark would otherwise resolve the host's name, which may not answer on a laptop without a network.
+    # Otherwise Spark resolves the host name, which may fail on a laptop without a network.
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     return (
         builder.master(f"local[{cores}]")
@@ -212,12 +212,12 @@ def _temporary(scratch: Path) -> Path:
 
 
 def _fits_sockets(scratch: Path) -> bool:
-    """Whether the names of sockets in there are short enough for the operating system."""
+    """Whether paths of sockets in `scratch` are short enough for the operating system."""
     return len(os.fsencode(_temporary(scratch))) + SOCKET_NAME_CHARS <= SOCKET_PATH_CHARS_MAX
 
 
 def _elsewhere(builder: SparkSession.Builder, master: str, cores: int) -> SparkSession.Builder:
-    """Executors of another Spark. They import this package from where it lies here, unless they have it."""
+    """Executors of another Spark cluster. They import this package from its path here, or their own copy."""
     if "127.0.0.1" in master or "localhost" in master:
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
         builder = builder.config("spark.driver.host", "127.0.0.1")
@@ -226,13 +226,13 @@ def _elsewhere(builder: SparkSession.Builder, master: str, cores: int) -> SparkS
         .config("spark.cores.max", str(cores))
         .config("spark.executor.memory", "512m")
         .config("spark.executorEnv.PYTHONPATH", str(Path(penstock.__file__).parent.parent))
-        # A step that is repeated changes nothing, so a lost executor is no failure of the task.
+        # Steps are idempotent, so a lost executor is not a failure of the task.
         .config("spark.task.maxFailures", "4")
     )
 
 
 def end_session(session: SparkSession, *, wait_s: float = END_S) -> None:
-    """Stop it, and wait until its JVM is gone: a command that has ended leaves nothing behind."""
+    """Stop the session and wait until its JVM has ended."""
     gateway: Any = session.sparkContext._gateway
     planners = _planners.pop(session.sparkContext.applicationId, None)
     session.stop()
@@ -248,7 +248,7 @@ def end_session(session: SparkSession, *, wait_s: float = END_S) -> None:
 
 
 def _java_options(scratch: Path) -> str:
-    # A killed JVM leaves its temporary files; they belong into our folder, not into everybody's.
+    # A killed JVM leaves temporary files: keep them in our folder, not in /tmp.
     temporary = _temporary(scratch)
     logging, log = scratch / "log4j2.properties", (scratch / SPARK_LOG).absolute()
     logging.write_text(LOG_SETTINGS.format(log=str(log).replace("\\", "\\\\")))
@@ -260,14 +260,14 @@ def _java_options(scratch: Path) -> str:
 
 RUNNER = "pyspark.sql.streaming.python_streaming_source_runner"
 PLANNERS_END_S = 5
-OPENED = Path("/proc/self/fd")  # on Linux: what we have open, under a short name
+OPENED = Path("/proc/self/fd")  # on Linux: short paths of open files
 PYTHON_SCRIPT = """\
 #!/bin/sh
-# What Spark knows as Python. It starts one for each query; that one comes warm from the planner host.
+# Spark's Python. The process that Spark starts for each query is forked from the planner host.
 if [ "$2" = {runner} ]; then
     exec {python} -I -S {client} {folder} {python} "$@"
 fi
-# Those that look at a source once per query: of them Spark has a daemon, but not ours.
+# Short-lived processes that inspect a source: use our daemon instead of Spark's.
 if [ "$2" = pyspark.daemon ]; then
     shift 2
     exec {python} -m penstock.streams.spark.worker_daemon "$@"
@@ -277,9 +277,9 @@ exec {python} "$@"
 
 
 class Planners:
-    """The planner host of one session, and the Python by which Spark reaches it.
+    """The planner host of one session, and the Python script by which Spark uses it.
 
-    If the host dies, queries start without it, slower.
+    If the host dies, queries start without it, more slowly.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -308,7 +308,7 @@ class Planners:
         return self._process.pid
 
     def end(self) -> None:
-        """Let it end, and wait for it."""
+        """Stop the host and wait for its end."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         try:
@@ -319,7 +319,7 @@ class Planners:
 
 
 def _bind(listener: socket.socket, folder: Path) -> None:
-    """Bind it in this folder, whose path may be longer than that of a socket."""
+    """Bind a socket in this folder, whose path may exceed the limit of socket paths."""
     if not OPENED.exists():
         listener.bind(str(folder / SOCKET))
         return

@@ -1,5 +1,5 @@
-"""The bus as a Spark source: one input partition per interval and batch, a batch at every trigger, records
-or not.
+"""The bus as a Spark source: one input partition per interval and batch; a batch at every trigger, also
+without new records.
 
 How much a batch may read is limited so that every task of a container gets its turn. Spark gives the slots of
 a session to the oldest batch first; no task starves if each batch ends soon. So an interval may read as many
@@ -152,7 +152,7 @@ class IntervalPartition(InputPartition):
 class PenstockSource(DataSource):
     """`spark.readStream.format("penstock").option("task", <descriptor>)`.
 
-    With the option `step` it may do the task's step itself and yield a row that says so.
+    With the option `step` it may run the task's step itself, and yields a row that reports this.
     """
 
     @classmethod
@@ -262,7 +262,7 @@ class IntervalBatchReader(DataSourceReader):
         for index, interval in enumerate(task.intervals):
             promised = task.replay.get(str(interval.ref.partition))
             if promised is not None:
-                # Inputs that had nothing new count too: the low watermark is the smallest of all.
+                # Inputs without new records count too: the low watermark is the minimum of all.
                 committed = committed_by(task, interval)
                 spans = {
                     source.birth: tuple(promised.get(source.birth, (committed[source.birth],) * 2))
@@ -285,8 +285,7 @@ def _read(descriptor: str, partition: IntervalPartition, with_step: bool) -> Ite
         log=open_log(task.bus),
         rows=open_rows(task.rows),
     )
-    # Imported here: the engine's modules import this one, and the process that plans batches, of which there
-    # is one per query, needs neither.
+    # Imported here: the planner process of each query imports this module, and does not need these.
     from penstock.streams.spark.worker import run_now
     from penstock.streams.step.arrow_stages import shortcut, step_at_source
 
@@ -299,12 +298,12 @@ def _read(descriptor: str, partition: IntervalPartition, with_step: bool) -> Ite
 
 
 def turns_of(task: TaskDescriptor) -> TurnFiles | None:
-    """Where a task's turns are told; None: its batches are not bounded by time."""
+    """The files in which a task reports its turns; None: its batches have no time limit."""
     return TurnFiles(Path(task.drain_file).parent) if task.turn_ms and task.drain_file else None
 
 
 def _named(task: TaskDescriptor) -> Iterator[tuple[str, tuple[InputSpec, int]]]:
-    """What a task reads: the name of its offset, then input and partition."""
+    """The name of each offset of a task, with input and partition."""
     for interval in task.intervals:
         for number, source in task.inputs_of(interval.ref.partition):
             yield f"{number}:{interval.ref.partition}", (source, interval.ref.partition)
@@ -322,6 +321,6 @@ def committed_by(task: TaskDescriptor, interval: OwnedInterval) -> Mapping[str, 
         raise Fenced(
             f"{task.spec.task_id}: partition {interval.ref.partition} has a new owner",
             why=f"token {interval.token} was followed by {row.token}",
-            fix="nothing: the successor goes on",
+            fix="nothing: the successor continues",
         )
     return row.offsets

@@ -1,4 +1,4 @@
-"""The runs of a container's tasks: each a thread that owns its intervals, starts a query, and sees it end."""
+"""The runs of a container's tasks: each is a thread that owns its intervals and runs a Spark query."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ STATE_SETTINGS = {
     "stateStore.checkpointFormatVersion": "2",
     "minBatchesToRetain": "10",
 }
-POINTER = "checkpoint"  # in the interval's offsets: which copy counts
+POINTER = "checkpoint"  # in the interval's offsets: the number of the current copy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnQuery:
-    """A task of kind `spark`, its interval, and where its package lies."""
+    """A task of kind `spark`, its interval, and the folder of its package."""
 
     spec: TaskSpec
     shard_epoch: int
@@ -48,16 +48,16 @@ class OwnQuery:
 
 
 class QueryLease:
-    """The right to run one query. Taken before its start, given back when it has ended."""
+    """The lease to run one query: acquired before its start, released when it has ended."""
 
     def __init__(self, query: OwnQuery, rows: RowStore, root: Path, *, mounted: Path | None = None) -> None:
-        """`mounted`: a folder that must be there already, since another machine has what it holds."""
+        """`mounted`: a shared folder that must exist already on this machine."""
         self._query, self._rows, self._root, self._mounted = query, rows, root, mounted
         self.token = 0
 
     @contextlib.contextmanager
     def held(self) -> Iterator[Path]:
-        """Hold it; gives the path of the checkpoint. Refused while another runs, Fenced if one is newer."""
+        """Hold the lease; returns the checkpoint path. Refused while another runs, Fenced if one is newer."""
         if self._mounted is not None and not self._mounted.is_dir():
             raise EnvironmentProblem(
                 f"{self._query.spec.task_id} cannot reach its checkpoint",
@@ -87,7 +87,9 @@ class QueryLease:
             )
 
     def _own_checkpoint(self) -> Path:
-        """A copy of the last one under a new name, then the pointer: until then the old one counts."""
+        """Copy the last checkpoint under a new name, then move the pointer; until then the old one is
+        current.
+        """
         query = self._query
         row = self._rows.acquire(query.ref, generation=query.spec.generation, shard_epoch=query.shard_epoch)
         self.token = row.token
@@ -100,7 +102,7 @@ class QueryLease:
                 "without state, set a larger `lineage`",
             )
         if not last:
-            mine.mkdir(exist_ok=True)  # so that one that is missing later is known to be lost
+            mine.mkdir(exist_ok=True)  # so that a later loss is detected
         else:
             unfinished = self._root / f".{row.token}"
             shutil.rmtree(unfinished, ignore_errors=True)
@@ -109,14 +111,14 @@ class QueryLease:
         self._rows.commit(
             query.ref, token=row.token, version=row.version, changes=Changes(offsets={POINTER: row.token})
         )
-        for old in self._root.iterdir():  # the last one stays, for whoever must look back
+        for old in self._root.iterdir():  # the last one is kept for investigations
             if old.is_dir() and old.name.isdigit() and int(old.name) < last:
                 shutil.rmtree(old, ignore_errors=True)
         return mine
 
 
 def start_own_query(spark: SparkSession, query: OwnQuery, checkpoint: Path) -> StreamingQuery:
-    """Run the user's function and check what it gives back."""
+    """Run the user's function and check its return value."""
     config = query.spec.config
     package, name = config.code, config.computation["function"]
     function = getattr(load_entry(query.package_folder, package.entry, package.hash), name, None)
@@ -145,7 +147,7 @@ def start_own_query(spark: SparkSession, query: OwnQuery, checkpoint: Path) -> S
 
 
 def _own_session(spark: SparkSession) -> SparkSession:
-    """A session whose settings are nobody else's, with state that can grow and be copied."""
+    """A session with its own settings, whose state can grow and be copied."""
     own = spark.newSession()
     for name, value in STATE_SETTINGS.items():
         own.conf.set(f"spark.sql.streaming.{name}", value)
@@ -158,7 +160,7 @@ def _checkpoint_of(query: StreamingQuery) -> str:
 
 
 def progress_metrics(query: StreamingQuery | None) -> dict[str, float]:
-    """What Spark says of the last batch."""
+    """Metrics from Spark's progress of the last batch."""
     progress: Any = query.lastProgress if query is not None else None
     if progress is None:
         return {}
@@ -171,7 +173,7 @@ def progress_metrics(query: StreamingQuery | None) -> dict[str, float]:
 
 log = structlog.get_logger(__name__)
 
-# A batch that runs when a task is asked to stop may take this long to end.
+# Timeout of the current batch when a task is stopped.
 DRAIN_S = 3.0
 
 
@@ -195,19 +197,19 @@ class SparkTasks:
         self._runs: dict[str, _Run] = {}
 
     def is_alive(self) -> bool:
-        """Whether Spark's JVM still runs: without it this process is of no use."""
+        """Whether Spark's JVM still runs; without it this process must end."""
         process = self._spark.sparkContext._gateway.proc  # type: ignore[union-attr]
         return process.poll() is None
 
     def start(self, spec: TaskSpec, *, shard_epoch: int) -> None:
-        """Begin a run. Requires: no run of this task id is known."""
+        """Start a run. Requires: there is no run of this task id."""
         assert spec.task_id not in self._runs, f"{spec.task_id} already has a run"
         run = (_OwnRun if spec.config.kind == "spark" else _Run)(self, spec, shard_epoch)
         self._runs[spec.task_id] = run
         run.start()
 
     def stop(self, task_id: str) -> None:
-        """Ask a run to end."""
+        """Request the end of a run."""
         if task_id in self._runs:
             self._runs[task_id].ask_to_stop()
 
@@ -223,7 +225,7 @@ class SparkTasks:
         run.kill()
 
     def poll(self) -> tuple[RunStatus, ...]:
-        """Every run not yet forgotten."""
+        """The status of every run that is not forgotten."""
         return tuple(run.status() for run in list(self._runs.values()))
 
     def forget(self, task_id: str) -> None:
@@ -234,7 +236,7 @@ class SparkTasks:
     # What a run does, in order.
 
     def open(self, spec: TaskSpec, shard_epoch: int) -> tuple[TaskDescriptor, tuple[IntervalRow, ...]]:
-        """Acquire every interval of the task; only then is anything read."""
+        """Acquire every interval of the task, before anything is read."""
         bus, rows = open_log(self._bus), open_rows(self._rows)
         config = spec.config
         inputs = find_inputs(bus, config)
@@ -255,7 +257,7 @@ class SparkTasks:
         return descriptor, tuple(row for _, row in opened)
 
     def replay_intents(self, task: TaskDescriptor, rows: Sequence[IntervalRow]) -> None:
-        """Finish, with their own plan and package, the ranges that a predecessor began to publish."""
+        """Complete a predecessor's intents, with their plan and package."""
         for interval, row in zip(task.intervals, rows, strict=True):
             if row.intent is None:
                 continue
@@ -268,7 +270,7 @@ class SparkTasks:
             replay(self._spark, self._promised(task, interval, row.intent))
 
     def _promised(self, task: TaskDescriptor, interval: OwnedInterval, intent: Intent) -> TaskDescriptor:
-        """The task as it was when it promised this."""
+        """The task as of an intent."""
         return replace(
             task.with_config(
                 plan=intent.plan["plan"],
@@ -284,7 +286,7 @@ class SparkTasks:
     def without_poison(
         self, task: TaskDescriptor, error: Exception
     ) -> tuple[TaskDescriptor, tuple[IntervalRow, ...]] | None:
-        """The task with the records set aside that made it fail; None if no single records did."""
+        """The task without the records that made it fail; None if it did not fail for single records."""
         may_skip = task.poison != "fail" and any(is_dead(item.stream) for item in task.outputs)
         if task.kind != "stateless" or not may_skip or not is_of_values(error):
             return None
@@ -296,7 +298,7 @@ class SparkTasks:
         is_news = False
         for interval, row in zip(task.intervals, rows, strict=True):
             partition = interval.ref.partition
-            # The step may have failed before it promised anything.
+            # The step may have failed before it wrote an intent.
             tried = task if row.intent is None else self._promised(task, interval, row.intent)
             spans = self._next_spans(task, row, partition) if row.intent is None else row.intent.ranges
             for birth, (start, end) in spans.items():
@@ -310,7 +312,7 @@ class SparkTasks:
     def _next_spans(
         self, task: TaskDescriptor, row: IntervalRow, partition: int
     ) -> dict[str, tuple[int, int]]:
-        """What the next step would read at most, by input."""
+        """The largest range that the next step would read, by input."""
         bus, found = open_log(self._bus), {}
         for _, source in task.inputs_of(partition):
             start = row.offsets[source.birth]
@@ -319,20 +321,20 @@ class SparkTasks:
         return found
 
     def start_query(self, task: TaskDescriptor, trigger_ms: int) -> tuple[StreamingQuery, Path]:
-        """Start the query on an empty scratch checkpoint named after the tokens."""
+        """Start the query with an empty temporary checkpoint named after the tokens."""
         tokens = "-".join(str(interval.token) for interval in task.intervals)
         scratch = self._checkpoints / f"{task.spec.task_id.replace('/', '_')}-{tokens}"
         shutil.rmtree(scratch, ignore_errors=True)
         scratch.mkdir(parents=True)
         session, turn_ms = self._spark.sparkContext, 0
-        if str(session.master).startswith("local"):  # executors elsewhere do not see the folder
+        if str(session.master).startswith("local"):  # remote executors do not see the folder
             slots = session.defaultParallelism
             turn_ms = turn_of(trigger_ms=trigger_ms, slots=slots, intervals=len(task.intervals))
         task = replace(task, drain_file=str(scratch / "drain"), turn_ms=turn_ms)
         return start_query(self._spark, task, checkpoint=scratch / "spark", trigger_ms=trigger_ms), scratch
 
     def own_query(self, spec: TaskSpec, shard_epoch: int) -> tuple[OwnQuery, QueryLease]:
-        """A query that a user brought, and the lease that it needs before its start."""
+        """A user's own query, with the lease that it needs."""
         config = spec.config
         query = OwnQuery(
             spec=spec,
@@ -351,12 +353,12 @@ class SparkTasks:
         return start_own_query(self._spark, query, checkpoint)
 
     def cancel(self, query: StreamingQuery) -> None:
-        """Cancel the Spark jobs of a query that does not end by itself."""
+        """Cancel the Spark jobs of a query that does not stop."""
         self._spark.sparkContext.cancelJobGroup(str(query.runId))
 
 
 class _Run:
-    """One life of one task."""
+    """One run of one task."""
 
     def __init__(self, owner: SparkTasks, spec: TaskSpec, shard_epoch: int) -> None:
         self._owner, self._spec, self._shard_epoch = owner, spec, shard_epoch
@@ -404,7 +406,7 @@ class _Run:
             self._work()
             self._state = RunState.STOPPED
         except Exception as error:
-            # A thread's border: whatever ended the run becomes its final state, never a silent death.
+            # The end of a thread: every exception becomes the run's final state.
             self._error = readable(error)
             if self._stop.is_set():
                 self._state = RunState.STOPPED
@@ -431,10 +433,10 @@ class _Run:
                     self._watch(self._query, self._scratch)
                 return
             except Exception as error:
-                # Whatever ended it: if a successor owns an interval, that is no crash.
+                # Whatever ended the run: if an interval has a newer owner, it is fenced and did not crash.
                 for interval in task.intervals:
                     committed_by(task, interval)
-                # Records that no plan can compute are put aside, if the job is to go on without them.
+                # Poison records become dead letters, if the job skips them.
                 found = None if self._stop.is_set() else self._owner.without_poison(task, error)
                 if found is None:
                     raise
@@ -443,7 +445,7 @@ class _Run:
     def _watch(self, query: StreamingQuery, scratch: Path) -> None:
         while not self._stop.wait(0.2):
             if not query.isActive:
-                query.awaitTermination()  # raises what ended it
+                query.awaitTermination()  # raises the query's error
                 return
             if self._state is RunState.STARTING and (query.lastProgress is not None or self._has_begun()):
                 self._state = RunState.RUNNING
@@ -457,11 +459,11 @@ class _Run:
             and not self.kills
         ):
             time.sleep(0.05)
-        query.stop()  # cuts a batch off if one still runs: harmless, but noisy and wasted
+        query.stop()  # aborts a running batch, which is safe but wastes its work
 
 
 class _OwnRun(_Run):
-    """One life of a query that a user brought."""
+    """One run of a user's own query."""
 
     def _metrics(self) -> dict[str, float]:
         return progress_metrics(self._query)
@@ -481,7 +483,7 @@ class _OwnRun(_Run):
         while not self._stop.wait(0.5):
             lease.check()
             if not query.isActive:
-                query.awaitTermination()  # raises what ended it
+                query.awaitTermination()  # raises the query's error
                 return
             self._state = RunState.RUNNING
         patience = time.monotonic() + DRAIN_S

@@ -1,4 +1,4 @@
-"""What Spark's Python workers run: the rows of one interval and batch, through the step, to the bus."""
+"""Code of Spark's Python workers: runs the step over the rows of one interval and batch, and publishes."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from penstock.streams.step.step import (
 from penstock.streams.step.vectorised import VectorComputation
 
 REPORT_DDL = "partition int, records bigint, published bigint, late bigint, bad bigint, behind_low bigint"
-# Of this worker. Which intervals it gets is Spark's choice: what others do to them it hears.
+# The cache of this worker. Spark may run an interval in any worker, so changes by others are shared.
 _CACHES = StateCaches()
 _FILTERS = FilterCache()
 _NOT_FOR_USERS = ["_kind", "_meta", "_bad", "_raw"]
@@ -56,7 +56,7 @@ def step_function(descriptor: str) -> Callable[[Iterator[pa.RecordBatch]], Itera
         first = next((batch for batch in batches if batch.num_rows), None)
         if first is not None and first.column("_kind")[0].as_py() == DONE:
             for _ in batches:
-                pass  # to the end of the stream: Spark ends a worker that leaves something unread
+                pass  # read to the end: Spark kills a worker that leaves input unread
             yield _report(json.loads(first.column("_meta")[0].as_py()))
             return
         rest = batches if first is None else itertools.chain([first], batches)
@@ -66,12 +66,12 @@ def step_function(descriptor: str) -> Callable[[Iterator[pa.RecordBatch]], Itera
 
 
 def run_now(task: TaskDescriptor, batches: Iterator[pa.RecordBatch]) -> pa.RecordBatch:
-    """One interval, one micro-batch, at the time of the worker."""
+    """Run one interval's micro-batch with the worker's clock."""
     return run_interval(task, batches, now_ms=time.time_ns() // 1_000_000)
 
 
 def run_interval(task: TaskDescriptor, batches: Iterator[pa.RecordBatch], *, now_ms: int) -> pa.RecordBatch:
-    """One interval, one micro-batch."""
+    """Run one interval's micro-batch."""
     begin, rest = _begin(batches)
     partition = begin["partition"]
     interval = next(owned for owned in task.intervals if owned.ref.partition == partition)
@@ -140,8 +140,8 @@ def _run_stateless(
     )
     is_mine = step.begin(ranges)
     end: dict[str, Any] = {}
-    data = list(_data(rest, end))  # drained in any case: the source's worker must not be left blocked
-    # What is replayed may be of inputs that the plan no longer has: whose lows count, the next step tells.
+    data = list(_data(rest, end))  # always drained, so that the source's worker is not blocked
+    # A replay may have inputs that the plan no longer has; the next step computes the lows.
     report_at = now_ms if task.replay is None else None
     if not is_mine:
         return step.already_done(now_ms=report_at)
@@ -149,7 +149,7 @@ def _run_stateless(
 
 
 class _UserTime:
-    """Adds up how long the work of a step was user code."""
+    """Measures the time that a step spends in user code."""
 
     def __init__(self) -> None:
         self.took_ns = 0

@@ -1,4 +1,4 @@
-"""What dead publishers and creators leave on the embedded log, and how it goes without hurting live ones."""
+"""Cleaning of the embedded log: files of dead publishers, expired records, compaction."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from penstock.core.errors import PenstockError
 from penstock.streams.bus.embedded import index as log_index
 from penstock.streams.bus.embedded.index import (
     SUFFIX,
-    Entry,
     LogIndex,
-    Place,
+    SegmentEntry,
+    SegmentPlace,
     encode,
     entry_of,
     forget_passed,
@@ -48,7 +48,7 @@ _NOTES = (
 
 
 def truncate(connection: sqlite3.Connection, before: Mapping[int, int]) -> list[int]:
-    """Let runs that lie wholly below the offsets go; returns the segments that nothing points to any more."""
+    """Delete runs wholly below the offsets; returns the segments that are no longer referenced."""
     touched: set[int] = set()
     for partition, offset in before.items():
         where = {"partition": partition, "before": offset}
@@ -63,7 +63,7 @@ def truncate(connection: sqlite3.Connection, before: Mapping[int, int]) -> list[
 
 
 def _drop_unused(connection: sqlite3.Connection, touched: set[int]) -> list[int]:
-    """Forget those segments that no run points to any more; returns them."""
+    """Delete the rows of segments that no run references; returns them."""
     span = (min(touched, default=0), max(touched, default=-1))
     kept = connection.execute("SELECT DISTINCT segment FROM batches WHERE segment BETWEEN ? AND ?", span)
     gone = sorted(touched - {row[0] for row in kept})
@@ -71,8 +71,8 @@ def _drop_unused(connection: sqlite3.Connection, touched: set[int]) -> list[int]
     return gone
 
 
-def load_inline(connection: sqlite3.Connection) -> list[Entry]:
-    """Runs whose bytes lie in the index, by partition and offset."""
+def load_inline(connection: sqlite3.Connection) -> list[SegmentEntry]:
+    """Runs whose bytes are stored in the index, by partition and offset."""
     rows = connection.execute(
         "SELECT b.partition, b.first, b.rows, b.segment, b.position, b.length, b.crc, b.skip, s.payload"
         " FROM batches b JOIN segments s ON s.id = b.segment WHERE s.payload IS NOT NULL"
@@ -81,8 +81,8 @@ def load_inline(connection: sqlite3.Connection) -> list[Entry]:
     return [entry_of(*row) for row in rows]
 
 
-def has_runs(connection: sqlite3.Connection, entries: Sequence[Entry]) -> bool:
-    """Whether all of these runs, which follow each other, are still as they were."""
+def has_runs(connection: sqlite3.Connection, entries: Sequence[SegmentEntry]) -> bool:
+    """Whether all of these consecutive runs are unchanged."""
     found = connection.execute(
         "SELECT first, segment FROM batches WHERE partition = ? AND first BETWEEN ? AND ? ORDER BY first",
         (entries[0].partition, entries[0].first, entries[-1].first),
@@ -91,9 +91,9 @@ def has_runs(connection: sqlite3.Connection, entries: Sequence[Entry]) -> bool:
 
 
 def replace_runs(
-    connection: sqlite3.Connection, entries: Sequence[Entry], segment: int, place: Place
+    connection: sqlite3.Connection, entries: Sequence[SegmentEntry], segment: int, place: SegmentPlace
 ) -> None:
-    """One run in another segment instead of several; it is as old as the newest of them."""
+    """Replace several runs by one in another segment, with the append time of the newest."""
     span = (entries[0].partition, entries[0].first, entries[-1].first)
     where = "WHERE partition = ? AND first BETWEEN ? AND ?"
     times = connection.execute(f"SELECT min(ts_min), max(ts_max), max(at_ms) FROM batches {where}", span)
@@ -110,7 +110,7 @@ def replace_runs(
 
 
 def load_reading(connection: sqlite3.Connection) -> Reading | None:
-    """The last reading that was noted; None if there is none."""
+    """The last recorded reading; None if there is none."""
     if connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'readings'").fetchone() is None:
         return None
     found = connection.execute("SELECT boot_id, boot_ms, counted_ms FROM readings").fetchone()
@@ -118,7 +118,7 @@ def load_reading(connection: sqlite3.Connection) -> Reading | None:
 
 
 def note_ends(connection: sqlite3.Connection, now: Reading) -> None:
-    """Note this reading, and how long the partitions are that grew since the note before."""
+    """Record this reading, and the ends of partitions that grew since the last one."""
     for table in _NOTES:
         connection.execute(table)
     connection.execute(
@@ -149,7 +149,7 @@ def find_expired(connection: sqlite3.Connection, counted_ms: Millis) -> dict[int
 
 
 def load_lag(connection: sqlite3.Connection, partition: int, position: int, now_ms: Millis) -> Lag:
-    """What lies at and beyond a position; of a run that is cut, the bytes in proportion."""
+    """The lag from a position on; bytes of a partly read run count in proportion."""
     (first,) = connection.execute("SELECT first FROM partitions WHERE partition = ?", (partition,)).fetchone()
     rows, size, at_ms = connection.execute(
         "SELECT coalesce(sum(rows - max(0, :start - first)), 0),"
@@ -163,7 +163,7 @@ def load_lag(connection: sqlite3.Connection, partition: int, position: int, now_
 def load_sizes(
     connection: sqlite3.Connection, partition: int, start: int, end: int
 ) -> Iterator[tuple[int, int, int]]:
-    """The runs that reach into [start, end): first offset, rows, bytes."""
+    """The runs that overlap [start, end): first offset, rows, bytes."""
     return connection.execute(
         f"SELECT first, rows, length FROM batches WHERE {_FROM} AND first < :end ORDER BY first",
         {"partition": partition, "start": start, "end": end},
@@ -172,14 +172,14 @@ def load_sizes(
 
 @dataclass(frozen=True, slots=True)
 class RangeTimes:
-    """Event times of the runs that lie wholly in a range, and the ranges of the rest, which must be read."""
+    """Event times of the runs wholly in a range, and the remaining ranges, which must be read."""
 
     whole: list[tuple[Millis, Millis]]
     cut: list[tuple[int, int]]
 
 
 def load_times(connection: sqlite3.Connection, partition: int, start: int, end: int) -> RangeTimes:
-    """What the index knows of [start, end)."""
+    """The event times of [start, end) that are in the index."""
     rows = connection.execute(
         f"SELECT first, rows, ts_min, ts_max FROM batches WHERE {_FROM} AND first < :end ORDER BY first",
         {"partition": partition, "start": start, "end": end},
@@ -193,15 +193,15 @@ def load_times(connection: sqlite3.Connection, partition: int, start: int, end: 
     return RangeTimes(whole, cut)
 
 
-# Prefix of a category that is still being made; no category's name starts with a dot.
+# Prefix of a category whose creation is not complete; no category's name starts with a dot.
 UNFINISHED = ".new-"
 
 
 def clean_category(index: LogIndex, *, now_ms: Millis, older_than_ms: Millis) -> int:
     """Remove pending files that were first seen `older_than_ms` ago, and files without a row."""
     with translated(index.folder):
-        # Files are listed before the index is read: a file is announced before it is written, so one without
-        # a row has lost it for good, whatever its publisher still does.
+        # Files are listed before the index is read: a file's row is written before the file, so a file
+        # without a row will never get one.
         there = [int(path.stem) for path in index.folder.glob(f"*{SUFFIX}") if path.stem.isdigit()]
         with index.reading() as connection:
             found = log_index.load_pending(connection)
@@ -222,16 +222,16 @@ def clean_category(index: LogIndex, *, now_ms: Millis, older_than_ms: Millis) ->
 
 
 def truncate_category(index: LogIndex, before: Mapping[int, int]) -> int:
-    """Let records below these offsets go; returns how many segments went with them."""
+    """Delete records below these offsets; returns the number of deleted segments."""
     with index.writing("truncate") as connection:
         gone = truncate(connection, before)
-    for segment in gone:  # after the commit: a file that stays behind is garbage to the next cleaner
+    for segment in gone:  # after the commit: the next cleaning removes a file that is left behind
         remove_file(index, segment)
     return len(gone)
 
 
 def expire_category(index: LogIndex, spec: CategorySpec, *, boot_id: str, now_ms: Millis) -> int:
-    """Let records go that have been here longer than the category keeps them."""
+    """Delete records that are older than the category's retention."""
     if not spec.retention_ms:
         return 0
     with index.reading() as connection:
@@ -242,7 +242,7 @@ def expire_category(index: LogIndex, spec: CategorySpec, *, boot_id: str, now_ms
     gone = truncate_category(index, before) if before else 0
     if is_note_due(last, now, retention_ms=spec.retention_ms):
         with index.writing("note") as connection:
-            last = load_reading(connection)  # another cleaner may have been faster
+            last = load_reading(connection)  # another cleaner may have written one meanwhile
             now = count_on(last, boot_id=boot_id, boot_ms=now_ms)
             if is_note_due(last, now, retention_ms=spec.retention_ms):
                 note_ends(connection, now)
@@ -274,7 +274,7 @@ RUNS_MAX, ROWS_MAX = 2_000, 50_000  # of one partition in one file
 class Group:
     """Runs of one partition that follow each other and all lie in the index."""
 
-    entries: tuple[Entry, ...]
+    entries: tuple[SegmentEntry, ...]
 
     @property
     def rows(self) -> int:
@@ -296,9 +296,9 @@ def compact_category(index: LogIndex, schema: pa.Schema, fault: Callable[[str], 
         moved += done
 
 
-def find_groups(entries: list[Entry]) -> dict[int, Group]:
+def find_groups(entries: list[SegmentEntry]) -> dict[int, Group]:
     """The first group of each partition that is worth it: at least two runs. `entries` ascend."""
-    found: dict[int, list[Entry]] = {}
+    found: dict[int, list[SegmentEntry]] = {}
     done: dict[int, Group] = {}
     for entry in entries:
         runs = found.setdefault(entry.partition, [])

@@ -67,14 +67,14 @@ _EVENT_TIME_TABLES = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class SegmentEntry:
     """A visible run of records: offsets [first, first + rows) are the stored batch's rows from `skip` on."""
 
     partition: int
     first: int
     rows: int
     segment: int
-    place: Place
+    place: SegmentPlace
     skip: int
     payload: bytes | None = None
 
@@ -257,7 +257,7 @@ def load_category(connection: sqlite3.Connection) -> Category:
     except (TypeError, ValueError, KeyError) as error:
         raise CorruptData(
             "the index of a category is damaged",
-            why=f"what it says of the category cannot be read: {error}",
+            why=f"the category's spec in its index cannot be read: {error}",
             fix=f"restore its {INDEX} from a backup",
         ) from error
 
@@ -268,7 +268,7 @@ def load_ends(connection: sqlite3.Connection) -> tuple[int, ...]:
 
 
 def load_starts(connection: sqlite3.Connection) -> tuple[int, ...]:
-    """The first offset of each partition that is still there."""
+    """The first existing offset of each partition."""
     return tuple(row[0] for row in connection.execute("SELECT first FROM partitions ORDER BY partition"))
 
 
@@ -279,7 +279,7 @@ def load_epoch(connection: sqlite3.Connection, producer: str) -> int | None:
 
 
 def raise_epoch(connection: sqlite3.Connection, producer: str, epoch: int) -> None:
-    """Remember the highest epoch."""
+    """Store the highest epoch."""
     connection.execute(
         "INSERT INTO producers VALUES (?, ?, NULL)"
         " ON CONFLICT (producer) DO UPDATE SET epoch = excluded.epoch"
@@ -295,14 +295,14 @@ def load_sequences(connection: sqlite3.Connection, producer: str) -> dict[int, i
 
 
 def register_segment(connection: sqlite3.Connection, size: int) -> int:
-    """Announce a file before it is written; the commit and the cleaner compete for this row."""
+    """Register a file before it is written; either the commit or the cleaner takes this row."""
     cursor = connection.execute("INSERT INTO segments (visible, bytes) VALUES (0, ?)", (size,))
     assert cursor.lastrowid is not None
     return cursor.lastrowid
 
 
 def insert_inline(connection: sqlite3.Connection, payload: bytes) -> int:
-    """A small segment kept in the index itself."""
+    """Store a small segment in the index itself."""
     cursor = connection.execute(
         "INSERT INTO segments (visible, bytes, payload) VALUES (1, ?, ?)", (len(payload), payload)
     )
@@ -311,7 +311,7 @@ def insert_inline(connection: sqlite3.Connection, payload: bytes) -> int:
 
 
 def show_segment(connection: sqlite3.Connection, segment: int) -> bool:
-    """Make a written file count; False if the cleaner was faster."""
+    """Make a written file visible; False if the cleaner has removed it."""
     return (
         connection.execute(
             "UPDATE segments SET visible = 1, seen_ms = NULL WHERE id = ? AND visible = 0", (segment,)
@@ -321,12 +321,14 @@ def show_segment(connection: sqlite3.Connection, segment: int) -> bool:
 
 
 def drop_segment(connection: sqlite3.Connection, segment: int) -> bool:
-    """Give up a pending file; False if it is visible, or gone already."""
+    """Delete a pending file's row; False if it is visible or deleted already."""
     return connection.execute("DELETE FROM segments WHERE id = ? AND visible = 0", (segment,)).rowcount == 1
 
 
-def append(connection: sqlite3.Connection, entry: Entry, *, times: Times, producer: str, last: int) -> None:
-    """Show one run of records and move the dedup mark past it. Requires: `entry.first` is the end offset."""
+def append(
+    connection: sqlite3.Connection, entry: SegmentEntry, *, times: Times, producer: str, last: int
+) -> None:
+    """Make one run visible and raise the dedup mark. Requires: `entry.first` is the end offset."""
     place = entry.place
     connection.execute(
         "INSERT INTO batches VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
@@ -337,7 +339,7 @@ def append(connection: sqlite3.Connection, entry: Entry, *, times: Times, produc
     )
     following = entry.first + entry.rows
     connection.execute("UPDATE partitions SET next = ? WHERE partition = ?", (following, entry.partition))
-    # To a second, and never changed, also when runs are put together: decisions rest on it.
+    # To the second; unchanged by compaction, because decisions depend on it.
     connection.execute(
         "INSERT INTO appends SELECT :p, :first, :at_ms WHERE NOT EXISTS (SELECT 1 FROM"
         " (SELECT at_ms FROM appends WHERE partition = :p ORDER BY first DESC LIMIT 1)"
@@ -349,8 +351,8 @@ def append(connection: sqlite3.Connection, entry: Entry, *, times: Times, produc
     )
 
 
-def load_entries(connection: sqlite3.Connection, partition: int, start: int, end: int) -> list[Entry]:
-    """The runs that hold offsets [start, end), in order."""
+def load_entries(connection: sqlite3.Connection, partition: int, start: int, end: int) -> list[SegmentEntry]:
+    """The runs with offsets in [start, end), in order."""
     rows = connection.execute(
         "SELECT b.first, b.rows, b.segment, b.position, b.length, b.crc, b.skip, s.payload"
         " FROM batches b JOIN segments s ON s.id = b.segment"
@@ -372,14 +374,14 @@ def entry_of(
     crc: int,
     skip: int,
     payload: bytes | None,
-) -> Entry:
-    """A run from the columns of its row, and the bytes of its segment if they lie in the index."""
-    return Entry(
+) -> SegmentEntry:
+    """A run from the columns of its row, and the bytes of its segment if they are in the index."""
+    return SegmentEntry(
         partition=partition,
         first=first,
         rows=rows,
         segment=segment,
-        place=Place(position=position, length=length, crc=crc),
+        place=SegmentPlace(position=position, length=length, crc=crc),
         skip=skip,
         payload=payload,
     )
@@ -405,13 +407,13 @@ def set_low(connection: sqlite3.Connection, producer: str, low: Millis | None) -
 
 
 def append_mark(connection: sqlite3.Connection, low: Millis, now_ms: Millis) -> None:
-    """(W, end offsets), as they are in this transaction."""
+    """Append a mark (W, end offsets), with the ends of this transaction."""
     connection.execute("UPDATE category SET low = ?, marked_ms = ?", (low, now_ms))
     connection.execute("INSERT INTO marks SELECT partition, ?, next, ? FROM partitions", (low, now_ms))
 
 
 def load_pending(connection: sqlite3.Connection) -> dict[int, Millis | None]:
-    """Announced, not yet visible files, and when the cleaner first saw each."""
+    """Registered files that are not visible yet, and when the cleaner first saw each."""
     return dict(connection.execute("SELECT id, seen_ms FROM segments WHERE visible = 0"))
 
 
@@ -440,8 +442,8 @@ _STREAM_END = pa.py_buffer(b"\xff\xff\xff\xff\x00\x00\x00\x00")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
-    """Where one batch's message lies in its segment, and the CRC-32 of its bytes."""
+class SegmentPlace:
+    """Position and length of one batch's message in its segment, and the CRC-32 of its bytes."""
 
     position: int
     length: int
@@ -453,7 +455,7 @@ class Encoded:
     """A segment before it is written: its bytes, and the place of each partition's batch."""
 
     buffers: tuple[pa.Buffer, ...]
-    places: Mapping[int, Place]
+    places: Mapping[int, SegmentPlace]
     bytes: int
 
 
@@ -463,14 +465,14 @@ def encode(schema: pa.Schema, batches: Mapping[int, pa.RecordBatch]) -> Encoded:
     buffers, places, position = [head], {}, head.size
     for partition, batch in batches.items():
         message = batch.serialize()
-        places[partition] = Place(position=position, length=message.size, crc=zlib.crc32(message))
+        places[partition] = SegmentPlace(position=position, length=message.size, crc=zlib.crc32(message))
         buffers.append(message)
         position += message.size
     return Encoded(buffers=(*buffers, _STREAM_END), places=places, bytes=position + _STREAM_END.size)
 
 
 def segment_path(folder: Path, segment: int) -> Path:
-    """Segment ids are never given twice, so a name is enough to tell garbage from data."""
+    """The path of a segment; ids are never reused, so the name identifies it."""
     return folder / f"{segment:012d}{SUFFIX}"
 
 
@@ -492,8 +494,8 @@ def write_segment(path: Path, encoded: Encoded, fault: Callable[[str], None]) ->
         fault("sync:after")
 
 
-def read_batch(schema: pa.Schema, place: Place, *, path: Path, inline: bytes | None) -> pa.RecordBatch:
-    """The whole batch at a place, checked against its checksum; files are mapped, not copied."""
+def read_batch(schema: pa.Schema, place: SegmentPlace, *, path: Path, inline: bytes | None) -> pa.RecordBatch:
+    """Read the batch at a place and check its checksum; files are memory-mapped."""
     where = str(path) if inline is None else f"{path.parent.name}/index.db segment {path.stem}"
     message = (
         _map(path, place) if inline is None else pa.py_buffer(inline).slice(place.position, place.length)
@@ -510,7 +512,7 @@ def read_batch(schema: pa.Schema, place: Place, *, path: Path, inline: bytes | N
 
 @contextmanager
 def translated(path: Path) -> Iterator[None]:
-    """Name what a failure of the file system means to us."""
+    """Translate errors of the file system into PenstockErrors."""
     try:
         yield
     except OSError as error:
@@ -518,16 +520,16 @@ def translated(path: Path) -> Iterator[None]:
             raise DiskFull(
                 f"the disk is full: {path.name} could not be written",
                 why=str(error),
-                fix="free some space; nothing was half-written and the same publish may be repeated",
+                fix="free some space and repeat the publish; nothing was written",
             ) from error
         raise StoreUnavailable(
             f"{path} could not be read or written",
             why=str(error),
-            fix="look at the disk and the folder's permissions, then try again",
+            fix="check the disk and the folder's permissions, then try again",
         ) from error
 
 
-def _map(path: Path, place: Place) -> pa.Buffer:
+def _map(path: Path, place: SegmentPlace) -> pa.Buffer:
     with translated(path):
         try:
             bytes_there = path.stat().st_size
@@ -560,7 +562,7 @@ def load_marks(
 def _marks(
     connection: sqlite3.Connection, table: str, partition: int, above: Millis, up_to: int
 ) -> Iterator[Mark]:
-    """Ends ascend with lows, so the first beyond `up_to` ends the look."""
+    """Ends ascend with lows, so the search stops at the first end beyond `up_to`."""
     rows = connection.execute(
         f"SELECT low, next FROM {table} WHERE partition = ? AND low > ? ORDER BY low", (partition, above)
     )
@@ -571,7 +573,7 @@ def _marks(
 
 
 def load_seen(connection: sqlite3.Connection, spec: CategorySpec) -> tuple[Seen, ...]:
-    """What was noted of each partition."""
+    """The recorded progress of each partition."""
     rows = connection.execute("SELECT partition, low, next, since_ms, noted_ms, follows FROM seen")
     found = {
         partition: Seen(low=low, end=end, since_ms=since_ms, noted_ms=noted_ms, follows=follows)
@@ -600,7 +602,7 @@ def note_seen(connection: sqlite3.Connection, noted: Mapping[int, Seen], marks: 
 def load_appends(
     connection: sqlite3.Connection, partition: int, start: int, end: int
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """From which offsets on records of [start, end) were appended at which times."""
+    """Append times of [start, end): from which offset on each applies."""
     rows = connection.execute(
         "SELECT first, at_ms FROM appends WHERE partition = :p AND first < :end AND first >= coalesce("
         "(SELECT max(first) FROM appends WHERE partition = :p AND first <= :start), 0) ORDER BY first",
@@ -611,7 +613,7 @@ def load_appends(
 
 
 def forget_passed(connection: sqlite3.Connection, partition: int, before: int) -> None:
-    """Let marks and times below an offset go. The last one that is passed stays: it tells W at the start."""
+    """Delete marks and times below an offset, except the last one, which has W at the start."""
     where = {"partition": partition, "before": before}
     for table in ("marks", "idle_marks"):
         connection.execute(
@@ -627,11 +629,11 @@ def forget_passed(connection: sqlite3.Connection, partition: int, before: int) -
 
 
 def load_percentile(connection: sqlite3.Connection, percent: int) -> Millis:
-    """What is kept of a percentile."""
+    """The stored low of a percentile."""
     row = connection.execute("SELECT low FROM percentiles WHERE percent = ?", (percent,)).fetchone()
     return LOW_MIN if row is None else int(row[0])
 
 
 def keep_percentile(connection: sqlite3.Connection, percent: int, low: Millis) -> None:
-    """Keep it from now on."""
+    """Store the low of a percentile."""
     connection.execute("INSERT OR REPLACE INTO percentiles VALUES (?, ?)", (percent, low))

@@ -32,11 +32,11 @@ from penstock.streams.bus.embedded.clean import (
     load_times,
     truncate_category,
 )
-from penstock.streams.bus.embedded.index import Entry, LogIndex, read_batch, segment_path, translated
+from penstock.streams.bus.embedded.index import LogIndex, SegmentEntry, read_batch, segment_path, translated
 from penstock.streams.bus.embedded.publish import Publish, SegmentCleaned, publish_once
 from penstock.streams.bus.log import Category, CategorySpec, Lag, Mark, Published, Run, Seen, TimedRun
 
-# How often a publish starts again when the cleaner took its file for a dead publisher's.
+# Retries of a publish whose file was removed by the cleaner.
 PUBLISH_TRIES = 5
 _CLOCK = SystemClock()
 
@@ -60,13 +60,11 @@ class EmbeddedLog:
         self._folder = folder.absolute()
         self._fault, self._new_birth, self._now_ms = fault or (lambda point: None), new_birth, now_ms
         self._boot_id = this_boot() if boot_id is None else boot_id
-        self._unfinished: dict[
-            str, Millis
-        ] = {}  # categories that were never finished: when each was first seen
+        self._unfinished: dict[str, Millis] = {}  # incomplete categories: when each was first seen
         self._opened: dict[str, tuple[int, LogIndex, Category]] = {}  # with the index file's inode
 
     def __reduce__(self) -> tuple[object, ...]:
-        # Handles travel to Spark's workers; connections and hooks do not.
+        # Handles are pickled for Spark's workers, without connections and hooks.
         return EmbeddedLog, (self._folder,)
 
     def close(self) -> None:
@@ -80,7 +78,7 @@ class EmbeddedLog:
         with translated(self._folder / spec.name):
             if not (self._folder / spec.name / log_index.INDEX).exists():
                 self._build(spec)
-            sync_folder(self._folder)  # also for the loser of a race, whose winner may not be there yet
+            sync_folder(self._folder)  # also if another process created it, whose sync may not be done yet
         self._fault("create:after")
         category = self.describe(spec.name)
         admission.check_same(category, spec)
@@ -108,7 +106,7 @@ class EmbeddedLog:
         batches: Mapping[int, pa.RecordBatch],
         gapless: bool,
     ) -> Published:
-        """Append what is new of each batch, all partitions or none; on disk when it returns."""
+        """Append the new records of each batch, all partitions or none; on disk when it returns."""
         index, described = self._of(category)
         arranged = admission.arrange(described.spec, batches)
         publish = Publish(
@@ -122,12 +120,12 @@ class EmbeddedLog:
         return publish_once(index, publish, self._fault, self._now_ms())
 
     def start_offsets(self, category: str) -> tuple[int, ...]:
-        """The first offset of each partition that is still there."""
+        """The first existing offset of each partition."""
         with self._of(category)[0].reading() as connection:
             return log_index.load_starts(connection)
 
     def truncate(self, category: str, before: Mapping[int, int]) -> None:
-        """Let the records below these offsets go; files go when nothing in them is left."""
+        """Delete the records below these offsets; a file is deleted with its last record."""
         index, described = self._of(category)
         with index.reading() as connection:
             admission.check_truncate(described.spec, before, log_index.load_ends(connection))
@@ -139,7 +137,7 @@ class EmbeddedLog:
             return log_index.load_ends(connection)
 
     def read(self, category: str, partition: int, start: int, end: int) -> Iterator[pa.RecordBatch]:
-        """Records [start, end) in offset order. The index is read now, the segments as asked for."""
+        """Records [start, end) in offset order. The index is read at once, segments lazily."""
         assert start >= 0, "offsets count from 0"
         index, described = self._of(category)
         admission.check_partition(described.spec, partition)
@@ -167,7 +165,7 @@ class EmbeddedLog:
 
     def times(self, category: str, partition: int, start: int, end: int) -> tuple[Millis, Millis] | None:
         """The smallest and the largest `_ts` in [start, end): from the index, but at the edges."""
-        self.read(category, partition, start, end)  # refuses what cannot be asked
+        self.read(category, partition, start, end)  # checks the arguments
         with self._of(category)[0].reading() as connection:
             found = load_times(connection, partition, start, max(start, end))
         edges = (admission.times_of(self.read(category, partition, *cut)) for cut in found.cut)
@@ -175,7 +173,7 @@ class EmbeddedLog:
         return (min(low for low, _ in times), max(high for _, high in times)) if times else None
 
     def lag(self, category: str, positions: Mapping[int, int], *, now_ms: Millis) -> Lag:
-        """What a reader at these positions has yet to read."""
+        """The lag of a reader at these positions."""
         index, described = self._of(category)
         for partition in positions:
             admission.check_partition(described.spec, partition)
@@ -185,7 +183,7 @@ class EmbeddedLog:
             )
 
     def within(self, category: str, partition: int, start: int, end: int, bytes_max: int) -> int:
-        """Up to where records from `start` have about so many bytes."""
+        """The end of the range from `start` with about `bytes_max` bytes."""
         index, described = self._of(category)
         admission.check_partition(described.spec, partition)
         with index.reading() as connection:
@@ -206,13 +204,13 @@ class EmbeddedLog:
             log_index.raise_epoch(connection, producer, epoch)
 
     def register_producer(self, category: str, producer: str) -> None:
-        """Count this producer in the category's watermark, from the W there is. Repeated it does nothing."""
+        """Add this producer to the category's watermark, from the current W. May be repeated."""
         with self._of(category)[0].writing("register_producer") as connection:
             if producer not in log_index.load_lows(connection):
                 log_index.set_low(connection, producer, log_index.load_watermark(connection)[0])
 
     def unregister_producer(self, category: str, producer: str) -> None:
-        """Count it no longer; W rises with the next report of another producer."""
+        """Remove it from the watermark; W rises with the next report of another producer."""
         with self._of(category)[0].writing("unregister_producer") as connection:
             if producer in log_index.load_lows(connection):
                 log_index.set_low(connection, producer, None)
@@ -251,13 +249,13 @@ class EmbeddedLog:
         self._note(index, described.spec, {}, now_ms)
 
     def observe(self, category: str, *, partition: int, low: Millis, now_ms: Millis) -> None:
-        """A reader has reached this low; idle partitions follow."""
+        """Report that a reader has reached this low; idle partitions follow."""
         index, described = self._of(category)
         admission.check_partition(described.spec, partition)
         self._note(index, described.spec, {partition: low}, now_ms)
 
     def observed(self, category: str) -> tuple[Seen, ...]:
-        """What was noted of each partition."""
+        """The recorded progress of each partition."""
         index, described = self._of(category)
         if not described.spec.idle_after_ms:
             return ()
@@ -288,7 +286,7 @@ class EmbeddedLog:
             return log_index.load_watermark(connection)[0]
 
     def raise_percentile(self, category: str, *, percent: int, low: Millis) -> Millis:
-        """Keep the low that so many per cent have reached; it only rises."""
+        """Store the low that so many percent have reached, if it is higher."""
         index, _ = self._of(category)
         with index.reading() as connection:
             kept = log_index.load_percentile(connection, percent)
@@ -319,7 +317,7 @@ class EmbeddedLog:
         removed += clean_unfinished(
             self._folder, self._unfinished, now_ms=now_ms, older_than_ms=older_than_ms
         )
-        for name in self.names():  # last: it needs room, the others make some
+        for name in self.names():  # last: it needs disk space, which the other steps free
             if name not in failed:
                 try:
                     index, category = self._of(name)
@@ -333,7 +331,7 @@ class EmbeddedLog:
     def _of(self, name: str) -> tuple[LogIndex, Category]:
         admission.check_name(name)
         try:
-            # A category that was removed, or made anew, must not live on in an open file.
+            # The open index of a category that was removed or created again must not be used.
             inode = os.stat(self._folder / name / log_index.INDEX).st_ino
         except FileNotFoundError:
             raise admission.missing(name) from None
@@ -351,7 +349,7 @@ class EmbeddedLog:
         return found[1], found[2]
 
     def _build(self, spec: CategorySpec) -> None:
-        """Made aside and renamed, so that nobody ever sees half a category."""
+        """Create it in a temporary folder and rename it, so that it appears complete."""
         unfinished = self._folder / f"{UNFINISHED}{secrets.token_hex(8)}"
         try:
             make_durable_folder(unfinished)
@@ -360,7 +358,7 @@ class EmbeddedLog:
             self._fault("create:before")
             unfinished.rename(self._folder / spec.name)
         except OSError as error:
-            if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):  # somebody else was faster
+            if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):  # another process has created it
                 raise
         finally:
             shutil.rmtree(unfinished, ignore_errors=True)
@@ -368,7 +366,7 @@ class EmbeddedLog:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _LowChange:
-    """What a report changes; None: nothing."""
+    """The changes of a report; None: unchanged."""
 
     epoch: int | None = None
     low: Millis | None = None
@@ -413,7 +411,7 @@ def _decide_idle(
     return noted, idle.due_marks(seen, noted)
 
 
-def _check_whole(folder: Path, entries: list[Entry], start: int, end: int) -> None:
+def _check_whole(folder: Path, entries: list[SegmentEntry], start: int, end: int) -> None:
     position = entries[0].first if entries else end
     is_whole = position <= start
     for entry in entries:
@@ -428,7 +426,7 @@ def _check_whole(folder: Path, entries: list[Entry], start: int, end: int) -> No
 
 
 def _batches(
-    index: LogIndex, schema: pa.Schema, entries: list[Entry], start: int, end: int
+    index: LogIndex, schema: pa.Schema, entries: list[SegmentEntry], start: int, end: int
 ) -> Iterator[pa.RecordBatch]:
     for entry in entries:
         path = segment_path(index.folder, entry.segment)

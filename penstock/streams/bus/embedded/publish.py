@@ -1,4 +1,5 @@
-"""One publish to the embedded log: look, write a segment of what is new, show it in one transaction.
+"""One publish to the embedded log: read the index, write a segment of new records, make it visible in one
+transaction.
 
 What is new is decided twice: before the segment is written, to write little, and inside the transaction,
 where it counts. The second answer may be smaller; it is a suffix of the first, so the segment stays as it is.
@@ -20,8 +21,8 @@ from penstock.streams.bus import admission
 from penstock.streams.bus.embedded import index as log_index
 from penstock.streams.bus.embedded.index import (
     Encoded,
-    Entry,
     LogIndex,
+    SegmentEntry,
     Times,
     encode,
     segment_path,
@@ -29,24 +30,24 @@ from penstock.streams.bus.embedded.index import (
 )
 from penstock.streams.bus.log import Published
 
-# Up to this size a segment lies in the index itself, which saves a transaction and two syncs.
+# Up to this size a segment is stored in the index itself, which saves a transaction and two syncs.
 INLINE_BYTES_MAX = 16 * 1024
 
 
 class SegmentCleaned(StoreUnavailable):
-    """The cleaner took the file for a dead publisher's before its commit: publish again."""
+    """The cleaner removed the file before its commit: publish again."""
 
     def __init__(self, category: str, segment: int) -> None:
         super().__init__(
             f"segment {segment} of {category!r} was removed before it was published",
-            why="the cleaner counted its publisher as dead; nothing of it became visible",
-            fix="publish again; if it happens often, clean only what is older",
+            why="the cleaner considered its publisher dead; nothing became visible",
+            fix="publish again; if it happens often, let the cleaner wait longer",
         )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Publish:
-    """What one producer wants to append, batches in the category's schema."""
+    """A producer's request to append batches in the category's schema."""
 
     category: str
     producer: str
@@ -68,7 +69,7 @@ class _Admitted:
 def publish_once(
     index: LogIndex, publish: Publish, fault: Callable[[str], None], now_ms: Millis
 ) -> Published:
-    """Append what is new, all partitions or none. SegmentCleaned: nothing was written, try again."""
+    """Append new records, all partitions or none. SegmentCleaned: nothing was written, try again."""
     with index.reading() as connection:
         before = _admit(connection, publish)
     fresh = {
@@ -91,8 +92,8 @@ def publish_once(
         write_segment(segment_path(index.folder, segment), encoded, fault)
         published = _commit(index, publish, before, encoded, segment=segment, now_ms=now_ms)
     except PenstockError:
-        # Whatever went wrong, the file goes only with its pending row: a commit that did happen keeps it.
-        with suppress(PenstockError):  # then the cleaner does it
+        # The file is removed only with its pending row: after a successful commit it stays.
+        with suppress(PenstockError):  # then the cleaner removes it
             give_up(index, segment)
         raise
     if not any(published.appended.values()):
@@ -101,7 +102,7 @@ def publish_once(
 
 
 def give_up(index: LogIndex, segment: int) -> bool:
-    """Remove a file that is not visible; False if it is, or is gone already."""
+    """Remove a file that is not visible; False if it is visible or removed already."""
     with index.writing("give_up") as connection:
         is_mine = log_index.drop_segment(connection, segment)
     if is_mine:
@@ -110,7 +111,7 @@ def give_up(index: LogIndex, segment: int) -> bool:
 
 
 def remove_file(index: LogIndex, segment: int) -> None:
-    """Requires: the segment has no row. A file that cannot be removed now is garbage to the next cleaner."""
+    """Remove a segment's file; on failure the next cleaning does. Requires: the segment has no row."""
     with suppress(OSError):
         segment_path(index.folder, segment).unlink()
 
@@ -153,7 +154,7 @@ def _commit(
         for partition in new:
             batch = publish.batches[partition].slice(now.trimmed[partition])
             times = pc.min_max(batch.column("_ts")).as_py()
-            entry = Entry(
+            entry = SegmentEntry(
                 partition=partition,
                 first=ends[partition],
                 rows=batch.num_rows,

@@ -1,4 +1,4 @@
-"""Categories on Kafka: what is there, and how it is changed in one fenced transaction."""
+"""Categories on Kafka: lookup, and changes in one fenced transaction."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def begin_updates(
 
 
 def finish_updates(state: ControlState, ends: tuple[int, ...], *, now_ms: Millis) -> tuple[Update, ...]:
-    """The mark that was begun, made at these ends. Nothing if somebody else did."""
+    """Complete the mark that was begun, at these ends. Nothing if another process did."""
     if state.open is None:
         return ()
     updates = [open_update(None)]
@@ -90,22 +90,23 @@ def finish_updates(state: ControlState, ends: tuple[int, ...], *, now_ms: Millis
 
 
 def seen_of(state: ControlState) -> tuple[Seen, ...]:
-    """What was noted of each partition."""
+    """The recorded progress of each partition."""
     assert state.category is not None
     return tuple(state.seen.get(partition, Seen()) for partition in range(state.category.spec.partitions))
 
 
-# How often a write starts again because somebody else took its transactional id meanwhile.
+# Retries of a write whose transactional id was taken by another process.
 TRIES_MAX = 12
 _PAUSE_MS_MAX = 50
-# Readers, who ask all the time, notice after so long that a topic is gone or another one; writers at once.
+# Readers use a cached lookup for so long, and then notice that a topic was deleted or recreated; writers at
+# once.
 RECENT_MS = 1000
-GLANCE_MS = 200  # how long a look waits for transactions of others to be decided
+QUICK_READ_MS = 200  # how long a read waits for open transactions of others
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
-    """What one transaction writes."""
+class CategoryChange:
+    """The writes of one transaction."""
 
     updates: tuple[Update, ...]
     data: tuple[Outgoing, ...] = ()
@@ -122,7 +123,7 @@ class _OfProcess:
         self.control = ControlReader(self.clients)
 
 
-Decide = Callable[[ControlState, ProducerState], Change | None]
+Decide = Callable[[ControlState, ProducerState], CategoryChange | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,12 +134,12 @@ class Found:
     control_id: str
 
     def life(self, producer: str) -> str:
-        """What tells the transactional ids of two lives of one name apart."""
+        """A part of transactional ids that differs between two lives of one category name."""
         return self.category.birth if producer else self.control_id
 
 
 class KafkaCategories:
-    """The categories under one place, for all threads of a process; after a fork it starts anew."""
+    """The categories at one place, for all threads of a process; fork-safe."""
 
     def __init__(self, place: KafkaPlace, fault: Callable[[str], None], answer_s: float) -> None:
         self.place, self._fault, self._answer_s = place, fault, answer_s
@@ -170,9 +171,9 @@ class KafkaCategories:
         tries: int = TRIES_MAX,
         patience_ms: Millis | None = None,
     ) -> None:
-        """Decide on what is there and commit, under the producer's id or the category's; again if fenced."""
+        """Decide and commit, under the producer's id or the category's; retry if fenced."""
         here, topic, control = self._here(), self.place.topic(name), self.place.control(name)
-        state = ControlState()  # a publish depends on its producer alone
+        state = ControlState()  # a publish depends only on its producer
         writer = here.writers.get(f"{control}:{found.life(producer)}:{producer}")
         for attempt in range(tries):
             with writer.lock:
@@ -186,14 +187,14 @@ class KafkaCategories:
                 elif not producer:
                     seen = here.control.catch_up(control, found.control_id, patience_ms=patience_ms)
                     if not seen.is_whole:
-                        return  # whoever is impatient tries another time
+                        return  # the caller does not wait: it tries later
                     state = seen.state
                 try:
                     change = decide(state, writer.state or ProducerState())
                 except SequenceGap:
                     if is_new:
                         raise
-                    writer.drop()  # a twin may have sent what is missing; what is remembered here is old
+                    writer.drop()  # a twin may have sent the missing records; the cached state is old
                     continue
                 if change is None:
                     return
@@ -212,7 +213,7 @@ class KafkaCategories:
                     if producer:
                         writer.state = change.state
                     return
-            # Several that take one id from each other would do so for ever without a difference.
+            # Without jitter, processes that take one id from each other would do so for ever.
             sleep_ms(random.randint(1, _PAUSE_MS_MAX))
         raise AssertionError("the last try returns or raises")
 
@@ -234,8 +235,8 @@ class KafkaCategories:
             raise admission.missing(name)
         known = self._known.get((name, found[topic].id))
         if known is None:
-            # A glance is enough to find what never changes.
-            seen = self._here().control.catch_up(control, found[control].id, patience_ms=GLANCE_MS)
+            # A quick read is enough: spec and birth never change.
+            seen = self._here().control.catch_up(control, found[control].id, patience_ms=QUICK_READ_MS)
             if not seen.is_whole and (
                 seen.state.category is None or seen.state.category.birth != found[topic].id
             ):
@@ -245,24 +246,24 @@ class KafkaCategories:
         if found[topic].partitions != known.spec.partitions:
             raise ConfigError(
                 f"the topic of category {name!r} has another number of partitions than the category",
-                why=f"{found[topic].partitions}, not {known.spec.partitions}: keys lie elsewhere now",
+                why=f"{found[topic].partitions}, not {known.spec.partitions}: keys have moved",
                 fix="stop its producers, and plan a new category with the new number of partitions",
             )
         return Found(known, found[control].id)
 
     def state(self, name: str, found: Found | None = None) -> ControlState:
-        """What its control topic says, with everything that was committed before this call."""
+        """The state of its control topic, with everything that was committed before this call."""
         control_id = (found or self.find(name, is_recent=True)).control_id
         return self._here().control.catch_up(self.place.control(name), control_id).state
 
     def glance(self, name: str, found: Found | None = None) -> ControlRead:
-        """The same, or less if somebody left a transaction open."""
+        """The same; may be older if another process has an open transaction."""
         control_id = (found or self.find(name, is_recent=True)).control_id
         control = self.place.control(name)
-        return self._here().control.catch_up(control, control_id, patience_ms=GLANCE_MS)
+        return self._here().control.catch_up(control, control_id, patience_ms=QUICK_READ_MS)
 
     def settled(self, topic: str, control: str) -> dict[str, Topic]:
-        """Both topics, once every broker that we ask knows of them."""
+        """Wait until the brokers know both topics."""
         for _ in range(100):
             found = self._here().clients.topics([topic, control])
             if len(found) == 2:
@@ -271,7 +272,7 @@ class KafkaCategories:
         raise StoreUnavailable(
             f"topic {topic!r} was created, but Kafka does not show it",
             why="for 5 seconds it was not among the topics",
-            fix="look at the brokers' logs, then try again",
+            fix="check the brokers' logs, then try again",
         )
 
     def _here(self) -> _OfProcess:
@@ -283,12 +284,12 @@ class KafkaCategories:
 
 def _checked(name: str, category: Category | None, topic: Topic) -> Category:
     if category is None:
-        raise admission.missing(name)  # somebody is just creating it
+        raise admission.missing(name)  # its creation is not complete
     if category.birth != topic.id:
         raise CorruptData(
             f"the topic of category {name!r} was deleted and created again outside Penstock",
-            why=f"it was born as {category.birth}, it is now {topic.id}: none of the old records are in it",
-            fix="create the category again, which makes it a new one, and submit what reads it again",
+            why=f"its topic id was {category.birth}, it is now {topic.id}: the old records are lost",
+            fix="create the category again as a new one, and submit its readers again",
         )
     return category
 
@@ -300,19 +301,19 @@ _COMMIT_TRIES = 3
 
 
 class WriterLost(OutcomeUnknown):
-    """This writer cannot go on: somebody else took its id, or an answer was lost. A new one looks again."""
+    """This writer is unusable: another process took its id, or a response was lost. Use a new one."""
 
     def __init__(self, transactional_id: str, error: KafkaException) -> None:
         found = error.args[0]
         super().__init__(
             f"Kafka did not commit what {transactional_id!r} wrote",
             why=f"{found.name()}: {found.str()}",
-            fix="publish again: what is there already is recognised by its sequence",
+            fix="publish again: duplicates are recognised by their sequences",
         )
 
 
 class Writer:
-    """Commits transactions under one id. `lock` is held by whoever uses it."""
+    """Commits transactions under one id. Its user holds `lock`."""
 
     def __init__(self, clients: Clients, transactional_id: str, fault: Callable[[str], None]) -> None:
         self.lock = threading.RLock()
@@ -323,11 +324,11 @@ class Writer:
 
     @property
     def is_new(self) -> bool:
-        """Whether it has yet to take its id."""
+        """Whether it has not taken its id yet."""
         return self._producer is None
 
     def start(self) -> None:
-        """Take the id from whoever has it. Returns when all that was written under it is decided."""
+        """Take the id from its owner. Returns when all transactions under it are decided."""
         producer = self._clients.producer(self._id)
         with translated(f"the transactional id {self._id!r} could not be taken"):
             producer.init_transactions(self._clients.answer_s)
@@ -342,7 +343,7 @@ class Writer:
         control: str,
         updates: Iterable[Update],
     ) -> None:
-        """All of it, or nothing. WriterLost: this writer is of no further use."""
+        """Write all or nothing. WriterLost: this writer is unusable."""
         client = self._producer
         assert client is not None, "a writer starts before it commits"
         name = producer.encode()
@@ -366,7 +367,7 @@ class Writer:
             raise WriterLost(self._id, error) from error
 
     def drop(self) -> None:
-        """Forget the client; what it left open is aborted by the next owner of the id."""
+        """Drop the client; the next owner of the id aborts its open transaction."""
         client, self._producer, self.state = self._producer, None, None
         if client is not None:
             client.purge()
@@ -383,7 +384,7 @@ class Writer:
 
 
 class Writers:
-    """The writers of one process, the least used of them dropped when there are too many."""
+    """A cache of the writers of one process; drops the least recently used."""
 
     def __init__(self, make: Callable[[str], Writer]) -> None:
         self._make, self._lock = make, threading.Lock()
@@ -404,7 +405,7 @@ class Writers:
             return writer
 
     def close(self) -> None:
-        """Let all of them go."""
+        """Drop all writers."""
         with self._lock:
             for writer in self._writers.values():
                 with writer.lock:

@@ -34,11 +34,11 @@ from penstock.core.errors import ConfigError, PenstockError, Refused, StoreUnava
 from penstock.core.system_clock import SystemClock, sleep_ms
 
 ANSWER_S = 15.0  # how long one write may take
-# How long a question may take, with its repeats: whoever asks a control plane waits for 10 s.
+# Timeout of a read with its retries: callers of the control plane wait for 10 s.
 LOOK_S = 7.0
-# For so long after a question that nobody answered, the next ones wait less.
+# For so long after a read without a response, the next ones have a shorter timeout.
 AWAY_MS, AWAY_LOOK_S = 10_000, 1.0
-# A publisher that died inside a transaction holds its readers back for so long, unless a successor starts.
+# A publisher that died inside a transaction blocks readers for so long, unless a successor starts.
 TRANSACTION_MS = 10_000
 _VISIBLE_TRIES, _VISIBLE_MS = 40, 5  # how often, and how far apart, a commit's marker is looked for
 
@@ -52,7 +52,7 @@ _DENIED = {
     KafkaError.SASL_AUTHENTICATION_FAILED,
 }
 _GONE = {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION}
-# A partition is new, or moves to another broker: it answers in a moment.
+# Transient errors: a partition is new, or moves to another broker.
 _PASSING = {
     *_GONE,
     KafkaError._TRANSPORT,
@@ -69,29 +69,29 @@ _PASSING_MS = 50
 
 
 def is_passing(error: KafkaError) -> bool:
-    """Whether it may be over in a moment."""
+    """Whether the error is transient."""
     return error.code() in _PASSING
 
 
 def translate(error: KafkaException, what: str) -> PenstockError:
-    """What a client's error means to us."""
+    """A client's error as a PenstockError."""
     found: KafkaError = error.args[0]
     if found.code() in _DENIED:
         return Refused(
             f"Kafka does not allow this: {what}",
             why=found.str(),
-            fix="give Penstock's user the rights on the topics and transactional ids under its prefix",
+            fix="grant Penstock's user access to the topics and transactional ids under its prefix",
         )
     return StoreUnavailable(
         f"Kafka did not answer: {what}",
         why=f"{found.name()}: {found.str()}",
-        fix="see whether the brokers are up and in reach, then try again; a repeated publish doubles nothing",
+        fix="check that the brokers are up, then try again; a repeated publish adds no duplicates",
     )
 
 
 @contextmanager
 def translated(what: str) -> Iterator[None]:
-    """Name what a failure of the cluster means to us."""
+    """Translate errors of the cluster into PenstockErrors."""
     try:
         yield
     except KafkaException as error:
@@ -126,23 +126,23 @@ class Clients:
             # No logger: confluent-kafka raises a fatal error, such as being fenced, in a callback, and then
             # calls the logger while the exception is set, which ends in a SystemError or in a crash.
             "log_level": 0,
-            # It knows nothing of ours: a client in a ring of references would be ended by the collector.
+            # It must not reference us: in a reference cycle the garbage collector would end the client.
             "error_cb": lambda error: errors.append(error.str()),
         }
-        self._away_ms: Millis | None = None  # when a question found nobody
+        self._away_ms: Millis | None = None  # when a read got no response
         self._mine = _OfProcess(os.getpid())
-        # What came over a fork is kept and never touched: ending it would wait for threads that are not here.
+        # Clients inherited over a fork are never closed: that would wait for threads of the parent.
         self._inherited: list[_OfProcess] = []
 
     def cluster_id(self) -> str:
-        """Which cluster answers at the address."""
+        """The id of the cluster at the address."""
         admin = self._admin()
         try:
             return str(admin.describe_cluster(request_timeout=self._look_s()).result().cluster_id)
         except KafkaException as error:
             if error.args[0].code() in _DENIED:
                 raise translate(error, "the cluster could not be looked up") from error
-            admin.poll(0)  # now it tells what went wrong on the way
+            admin.poll(0)  # delivers the errors so far
             raise StoreUnavailable(
                 f"no Kafka broker answers at {self._settings['bootstrap.servers']}",
                 why=self._errors[-1] if self._errors else f"{error.args[0].name()}: {error.args[0].str()}",
@@ -186,7 +186,7 @@ class Clients:
                     raise
 
     def starts(self, topic: str, partitions: int) -> tuple[int, ...]:
-        """The first offset of each partition that is still there."""
+        """The first existing offset of each partition."""
         return self._offsets(topic, partitions, _EARLIEST, IsolationLevel.READ_UNCOMMITTED)
 
     def stable_ends(self, topic: str, partitions: int) -> tuple[int, ...]:
@@ -211,7 +211,7 @@ class Clients:
         return stable
 
     def delete_records(self, topic: str, before: Mapping[int, int]) -> None:
-        """Let the records below these offsets go."""
+        """Delete the records below these offsets."""
         places = [TopicPartition(topic, partition, offset) for partition, offset in before.items()]
         with translated(f"records of {topic!r} could not be deleted"):
             for answer in self._admin().delete_records(places, request_timeout=self.answer_s).values():
@@ -235,7 +235,7 @@ class Clients:
             return Producer(settings)
 
     def new_consumer(self) -> Consumer:
-        """A consumer that is assigned by hand, sees what is committed, and says when it is at the end."""
+        """A consumer with manual assignment that reads committed records and reports the end."""
         settings = {
             **self._settings,
             "group.id": "penstock",  # never joined, nothing is committed under it
@@ -267,7 +267,7 @@ class Clients:
             mine.idle.append(consumer)
 
     def close(self) -> None:
-        """Close what is idle; other clients are made when needed."""
+        """Close idle clients; new ones are opened when needed."""
         mine = self._here()
         while mine.idle:
             mine.idle.pop().close()

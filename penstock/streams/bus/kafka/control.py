@@ -1,4 +1,4 @@
-"""What a category's control topic says: its spec and birth, its producers, who is registered, which marks.
+"""The state of a category's control topic: spec, birth, producers, registrations, marks.
 
 Pure: records are applied in the order of the topic, the last one of a key counts. Keys: `category`,
 `open`, `p:<producer>` (written under that producer's transactional id alone), `r:<producer>`, `m:<number>`,
@@ -22,18 +22,18 @@ CATEGORY, OPEN = b"category", b"open"
 
 
 class ProducerState(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of one producer: the highest epoch, the last sequence per partition, its low."""
+    """One producer: the highest epoch, the last sequence per partition, its low."""
 
     epoch: int | None = None
     last: dict[int, int] = {}
     low: Millis = LOW_MIN
     registration: int = 0  # the registration under which `low` was reported
-    records: int = 0  # ever published, with their bytes: how large a record is on the whole
+    records: int = 0  # published in total, with `bytes`, for the mean size
     bytes: int = 0
 
 
 class Registration(msgspec.Struct, frozen=True, kw_only=True):
-    """Since when a producer counts in the watermark, and from which low; `low` None: it no longer does."""
+    """A producer's registration in the watermark, with its first low; `low` None: unregistered."""
 
     number: int
     low: Millis | None
@@ -65,7 +65,7 @@ class _CategoryRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(slots=True)
 class ControlState:
-    """A category as its control topic tells it, up to `position`."""
+    """A category as of position `position` of its control topic."""
 
     position: int = 0
     category: Category | None = None
@@ -78,7 +78,7 @@ class ControlState:
     percentiles: dict[int, Millis] = field(default_factory=dict)
 
     def copy(self) -> ControlState:
-        """As it is now; the original may go on."""
+        """A copy, independent of later changes."""
         return ControlState(
             self.position,
             self.category,
@@ -92,7 +92,7 @@ class ControlState:
         )
 
     def apply(self, key: bytes, value: bytes | None) -> None:
-        """The next record of the topic. CorruptData if it is none of ours."""
+        """Apply the next record of the topic. CorruptData if it is foreign."""
         kind, _, name = key.partition(b":")
         try:
             if key == CATEGORY and value is not None:
@@ -120,12 +120,12 @@ class ControlState:
             raise CorruptData(
                 "a control topic holds a record that is not ours",
                 why=str(error),
-                fix="find out who else writes to the control topics, and restore the topic",
+                fix="find the foreign producer of the control topics, and restore the topic",
             ) from error
 
     def _rename(self, record: _CategoryRecord) -> None:
         if self.category is not None and self.category.birth != record.birth:
-            # Made anew under its name: nothing of its predecessor counts.
+            # Created again under its name: the predecessor's state is dropped.
             self.producers, self.registered, self.marks, self.open = {}, {}, {}, None
             self.seen, self.idle_marks, self.percentiles = {}, {}, {}
         self.category = Category(spec=record.spec, birth=record.birth)
@@ -155,7 +155,7 @@ class ControlState:
         return last.low, last.at_ms
 
     def next_low(self) -> Millis:
-        """W as it is, or as it will be with the mark that is being made: where a new producer starts."""
+        """W, or the W of the mark that is being made: where a new producer starts."""
         return self.watermark()[0] if self.open is None else self.open.low
 
     def cut_marks(self, partition: int, *, above: Millis, up_to: int) -> tuple[Mark, ...]:
@@ -176,7 +176,7 @@ class ControlState:
         return next(reversed(self.marks)) + 1 if self.marks else 1
 
     def passed_marks(self, starts: tuple[int, ...]) -> list[int]:
-        """Marks that no reader needs: all their ends lie below the starts, and a later one's do too."""
+        """Marks that no reader needs: their ends and those of a later mark are below the starts."""
         passed = [
             number
             for number, mark in self.marks.items()
@@ -197,7 +197,7 @@ class ControlState:
         return max((found.number for found in self.registered.values()), default=0) + 1
 
     def record_bytes(self) -> float:
-        """How many bytes a record has on the whole, as far as we published it."""
+        """The mean bytes of a record that Penstock published."""
         records = sum(state.records for state in self.producers.values())
         return sum(state.bytes for state in self.producers.values()) / records if records else 0.0
 
@@ -206,17 +206,17 @@ Update = tuple[bytes, bytes | None]  # key and value of one control record
 
 
 def category_update(category: Category) -> Update:
-    """Name the category's birth and spec."""
+    """An update with the category's birth and spec."""
     return CATEGORY, msgspec.json.encode(_CategoryRecord(birth=category.birth, spec=category.spec))
 
 
 def producer_update(producer: str, state: ProducerState) -> Update:
-    """What is known of a producer from now on."""
+    """An update with a producer's state."""
     return b"p:" + producer.encode(), msgspec.json.encode(state)
 
 
 def registration_update(producer: str, registration: Registration) -> Update:
-    """Count a producer, or no longer."""
+    """An update with a producer's registration."""
     return b"r:" + producer.encode(), msgspec.json.encode(registration)
 
 

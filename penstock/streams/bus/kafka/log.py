@@ -18,8 +18,8 @@ from penstock.core.errors import ConfigError, NotFound
 from penstock.streams.bus import admission
 from penstock.streams.bus.kafka import control as kafka_control
 from penstock.streams.bus.kafka.category import (
-    GLANCE_MS,
-    Change,
+    QUICK_READ_MS,
+    CategoryChange,
     Decide,
     Found,
     KafkaCategories,
@@ -96,10 +96,10 @@ class KafkaLog:
             )
         wanted = Category(spec=spec, birth=topics[topic].id)
 
-        def decide(state: ControlState, _: ProducerState) -> Change | None:
+        def decide(state: ControlState, _: ProducerState) -> CategoryChange | None:
             if state.category is not None and state.category.birth == wanted.birth:
                 return None
-            return Change(updates=(kafka_control.category_update(wanted),))
+            return CategoryChange(updates=(kafka_control.category_update(wanted),))
 
         made = Found(wanted, topics[control].id)
         state = self._all.state(spec.name, made)
@@ -145,7 +145,7 @@ class KafkaLog:
         trimmed: dict[int, int] = {}
         tries = 0
 
-        def decide(_: ControlState, mine: ProducerState) -> Change | None:
+        def decide(_: ControlState, mine: ProducerState) -> CategoryChange | None:
             nonlocal tries
             tries += 1
             admission.check_epoch(category, producer, epoch=epoch, highest=mine.epoch)
@@ -165,7 +165,7 @@ class KafkaLog:
             )
             # Written also if nothing is new: only the broker knows whether a successor has been here.
             update = kafka_control.producer_update(producer, state)
-            return Change(data=tuple(data), updates=(update,), state=state)
+            return CategoryChange(data=tuple(data), updates=(update,), state=state)
 
         if arranged:
             self._all.transact(category, found, decide, producer)
@@ -187,10 +187,10 @@ class KafkaLog:
         clients.delete_records(topic, {p: offset for p, offset in before.items() if offset > first[p]})
         starts = clients.starts(topic, spec.partitions)
 
-        def decide(state: ControlState, _: ProducerState) -> Change | None:
+        def decide(state: ControlState, _: ProducerState) -> CategoryChange | None:
             passed = [kafka_control.mark_update(number, None) for number in state.passed_marks(starts)]
             passed += [kafka_control.idle_update(*place, None) for place in state.passed_idle(starts)]
-            return Change(updates=tuple(passed)) if passed else None
+            return CategoryChange(updates=tuple(passed)) if passed else None
 
         self._change_category("truncate", category, decide)
 
@@ -277,14 +277,14 @@ class KafkaLog:
         if not is_new_life and known is not None and known.epoch is not None and known.epoch >= epoch:
             return
 
-        def decide(_: ControlState, mine: ProducerState) -> Change | None:
+        def decide(_: ControlState, mine: ProducerState) -> CategoryChange | None:
             if is_new_life:
                 # After a try of our own whose outcome is unknown this may refuse us: a larger epoch helps.
                 admission.check_new_epoch(category, producer, epoch=epoch, highest=mine.epoch)
             if mine.epoch is not None and mine.epoch >= epoch:
                 return None
             state = msgspec.structs.replace(mine, epoch=epoch)
-            return Change(updates=(kafka_control.producer_update(producer, state),), state=state)
+            return CategoryChange(updates=(kafka_control.producer_update(producer, state),), state=state)
 
         self._fault("fence:before")
         self._all.transact(category, found, decide, producer)
@@ -295,22 +295,22 @@ class KafkaLog:
     def register_producer(self, category: str, producer: str) -> None:
         """Count this producer in the category's watermark, from the W there is. Repeated it does nothing."""
 
-        def decide(state: ControlState, _: ProducerState) -> Change | None:
+        def decide(state: ControlState, _: ProducerState) -> CategoryChange | None:
             if producer in state.lows():
                 return None
             new = Registration(number=state.registration_number(), low=state.next_low())
-            return Change(updates=(kafka_control.registration_update(producer, new),))
+            return CategoryChange(updates=(kafka_control.registration_update(producer, new),))
 
         self._change_category("register_producer", category, decide)
 
     def unregister_producer(self, category: str, producer: str) -> None:
         """Count it no longer; W rises with the next report of another producer."""
 
-        def decide(state: ControlState, _: ProducerState) -> Change | None:
+        def decide(state: ControlState, _: ProducerState) -> CategoryChange | None:
             if producer not in state.lows():
                 return None
             gone = Registration(number=state.registered[producer].number, low=None)
-            return Change(updates=(kafka_control.registration_update(producer, gone),))
+            return CategoryChange(updates=(kafka_control.registration_update(producer, gone),))
 
         self._change_category("unregister_producer", category, decide)
 
@@ -325,7 +325,7 @@ class KafkaLog:
         if not seen.is_whole and producer not in seen.state.lows():
             seen = ControlRead(self._all.state(category, found), True)
 
-        def decide(_: ControlState, mine: ProducerState) -> Change | None:
+        def decide(_: ControlState, mine: ProducerState) -> CategoryChange | None:
             admission.check_epoch(category, producer, epoch=epoch, highest=mine.epoch)
             lows = seen.state.lows()
             if producer not in lows:
@@ -339,7 +339,7 @@ class KafkaLog:
             )
             if low <= lows[producer] and mine.epoch == epoch:
                 return None
-            return Change(updates=(kafka_control.producer_update(producer, raised),), state=raised)
+            return CategoryChange(updates=(kafka_control.producer_update(producer, raised),), state=raised)
 
         self._fault("report_low:before")
         if decide(seen.state, seen.state.producers.get(producer, ProducerState())) is not None:
@@ -383,7 +383,7 @@ class KafkaLog:
         """
         topic, spec, looks = self._place.topic(category), found.category.spec, observed is not None
 
-        def begin(state: ControlState, _: ProducerState) -> Change | None:
+        def begin(state: ControlState, _: ProducerState) -> CategoryChange | None:
             last, last_ms = state.watermark()
             due = admission.decide_mark(state.lows(), last=last, last_ms=last_ms, now_ms=now_ms)
             if state.open is not None or (due is None and not (looks and spec.idle_after_ms)):
@@ -391,23 +391,23 @@ class KafkaLog:
             # W was read first. Above the highest ends lies nothing that was acknowledged before.
             ends = self._all.clients.highest_ends(topic, spec.partitions)
             updates = begin_updates(state, ends, observed=observed, now_ms=now_ms)
-            return Change(updates=updates) if updates else None
+            return CategoryChange(updates=updates) if updates else None
 
-        def finish(state: ControlState, _: ProducerState) -> Change | None:
+        def finish(state: ControlState, _: ProducerState) -> CategoryChange | None:
             if state.open is None:
-                return None  # somebody else did
+                return None  # another process did
             ends = self._all.clients.highest_ends(topic, spec.partitions)
-            return Change(updates=finish_updates(state, ends, now_ms=now_ms))
+            return CategoryChange(updates=finish_updates(state, ends, now_ms=now_ms))
 
         try:
             if begin(seen, ProducerState()) is not None:
-                self._all.transact(category, found, begin, tries=MARK_TRIES_MAX, patience_ms=GLANCE_MS)
+                self._all.transact(category, found, begin, tries=MARK_TRIES_MAX, patience_ms=QUICK_READ_MS)
                 self._fault("mark:begun")
             elif seen.open is None:
                 return
-            self._all.transact(category, found, finish, tries=MARK_TRIES_MAX, patience_ms=GLANCE_MS)
+            self._all.transact(category, found, finish, tries=MARK_TRIES_MAX, patience_ms=QUICK_READ_MS)
         except WriterLost:
-            return  # others write to the category all the time: the next report tries again
+            return  # other processes write to the category: the next report tries again
 
     def marks(self, category: str, partition: int, *, above: Millis, up_to: int) -> tuple[Mark, ...]:
         """Marks of one partition with low > `above` and end <= `up_to`, in order."""
@@ -421,18 +421,18 @@ class KafkaLog:
         return self._all.glance(category).state.watermark()[0]
 
     def raise_percentile(self, category: str, *, percent: int, low: Millis) -> Millis:
-        """Keep the low that so many per cent have reached; it only rises."""
+        """Store the low that so many percent have reached, if it is higher."""
 
-        def decide(state: ControlState, _: ProducerState) -> Change | None:
+        def decide(state: ControlState, _: ProducerState) -> CategoryChange | None:
             if low <= state.percentiles.get(percent, LOW_MIN):
                 return None
-            return Change(updates=(kafka_control.percentile_update(percent, low),))
+            return CategoryChange(updates=(kafka_control.percentile_update(percent, low),))
 
         self._change_category("raise_percentile", category, decide)
         return max(low, self._all.glance(category).state.percentiles.get(percent, LOW_MIN))
 
     def clean(self, *, now_ms: Millis, older_than_ms: Millis) -> int:
-        """Kafka itself ends what dead publishers left open."""
+        """Nothing to clean: Kafka aborts open transactions and applies retention."""
         return 0
 
     def _change_category(self, effect: str, category: str, decide: Decide) -> None:

@@ -1,4 +1,4 @@
-"""Where a Kafka bus is: `kafka://host:port[,host:port…]/prefix[?setting=value…]`."""
+"""The place of a Kafka bus: `kafka://host:port[,host:port…]/prefix[?setting=value…]`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from penstock.core.errors import ConfigError
 
 FORM = "kafka://<host>:<port>/<prefix>"
 _CONTROL = "_control."  # no category's name starts so
-# What else may be said of a connection. Secrets are names of environment variables, never values.
+# Further settings of a connection. Secrets are given as names of environment variables, never as values.
 _SETTINGS = (
     "security.protocol",
     "sasl.mechanism",
@@ -26,7 +26,7 @@ _SECRETS = ("sasl.password", "ssl.key.password")
 
 @dataclass(frozen=True, slots=True)
 class KafkaPlace:
-    """Brokers, a prefix for everything we have there, and how to connect."""
+    """Brokers, the prefix of our topics and ids, and connection settings."""
 
     brokers: str
     prefix: str = ""
@@ -37,7 +37,7 @@ class KafkaPlace:
         return f"{self.prefix}{category}"
 
     def control(self, category: str) -> str:
-        """The topic beside it."""
+        """The category's control topic."""
         return f"{self.prefix}{_CONTROL}{category}"
 
     def category_names(self, topics: Iterable[str]) -> list[str]:
@@ -48,7 +48,7 @@ class KafkaPlace:
         return [name for name in names if self.topic(name) in there]
 
     def settings(self, environment: Mapping[str, str] | None = None) -> dict[str, str]:
-        """What a client is told."""
+        """The configuration of a client."""
         found = {"bootstrap.servers": self.brokers}
         for name, value in self.options:
             if name in _SECRETS:
@@ -65,7 +65,7 @@ class KafkaPlace:
 
 
 def parse_place(place: str) -> KafkaPlace:
-    """Read a place. ConfigError with the form it should have."""
+    """Parse a place. ConfigError names the valid form."""
     parts = urlsplit(place)
     options = tuple(parse_qsl(parts.query, keep_blank_values=True))
     unknown = sorted({name for name, _ in options} - set(_SETTINGS))

@@ -1,4 +1,4 @@
-"""Reading from Kafka: ranges of a partition, and control topics up to what was committed when asked."""
+"""Reading from Kafka: ranges of a partition, and control topics up to the last committed record."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _MSGPACK_TYPES |= {
 
 
 class Received(Protocol):
-    """A message as a consumer gives it."""
+    """A message of a consumer."""
 
     def offset(self) -> int | None:
         """Where it lies."""
@@ -93,7 +93,7 @@ def encode_rows(spec: CategorySpec, partition: int, batch: pa.RecordBatch, epoch
             raise ConfigError(
                 f"a record is too large for category {spec.name!r}",
                 why=f"it has {len(value or b''):,} bytes, a Kafka topic of ours takes {MESSAGE_BYTES_MAX:,}",
-                fix="send large values by reference; nothing of this publish was written",
+                fix="store large values elsewhere and send references; nothing was written",
             )
         yield Outgoing(partition, key, value, packed[number * size : (number + 1) * size], headers)
 
@@ -146,7 +146,7 @@ def _heads(messages: Sequence[Received]) -> npt.NDArray[Any]:
         headers = message.headers()
         if headers and _is_ours(headers[0]):
             pieces.append(headers[0][1])
-        else:  # written by somebody else: its place is its sequence, Kafka's time is its event time
+        else:  # of a foreign producer: offset as sequence, Kafka's timestamp as event time
             pieces.append(struct.pack(">qqqB", message.offset() or 0, message.timestamp()[1], 0, 0))
     return np.frombuffer(b"".join(pieces), dtype=_HEAD)
 
@@ -154,7 +154,7 @@ def _heads(messages: Sequence[Received]) -> npt.NDArray[Any]:
 def _keys(keys: list[bytes | None]) -> pa.Array:
     try:
         return pa.array(keys, pa.binary()).cast(pa.string())
-    except pa.ArrowInvalid:  # somebody else's key that is no text
+    except pa.ArrowInvalid:  # a foreign key that is not text
         return pa.array([None if key is None else key.decode(errors="replace") for key in keys], pa.string())
 
 
@@ -173,7 +173,7 @@ def _columns(
         raise CorruptData(
             f"category {spec.name!r} holds a message that no publisher of ours wrote",
             why=f"between offsets {offsets[0]} and {offsets[-1]}: {error}",
-            fix="find out who else writes to this topic; declare it as json or bytes to read it anyway",
+            fix="find the foreign producer of this topic, or declare it as json or bytes to read it",
         ) from error
     columns = zip(*rows, strict=True) if rows else iter([()] * len(kinds))
     return [pa.array(column, kind) for column, kind in zip(columns, kinds, strict=False)]
@@ -188,7 +188,7 @@ def _decoder(kinds: tuple[str, ...]) -> msgspec.msgpack.Decoder[Any]:
 BATCH_ROWS = 10_000
 _SILENCE_S, _LOOK_S, _GLANCE_S = 0.5, 0.1, 0.02
 _SILENCES_MAX = 60
-# A control topic is held up by a publisher that died inside a transaction, until Kafka gives up on it.
+# A publisher that died inside a transaction blocks a control topic until Kafka's transaction timeout.
 _CONTROL_SILENCES_MAX = 10 * (TRANSACTION_MS // 1000 + 20)
 
 
@@ -219,7 +219,7 @@ def first_time(clients: Clients, topic: str, partition: int, start: int, end: in
 
 
 def _next(consumer: Consumer, rows: int = BATCH_ROWS, *, silence_s: float = _SILENCE_S) -> list[Message]:
-    """What has come; nothing after a silence. (`consume` alone waits for as many as it may give.)"""
+    """Received messages; empty after a timeout. (`consume` alone waits for the full number.)"""
     first = consumer.poll(silence_s)
     found = [] if first is None else [first, *(consumer.consume(rows - 1, 0) if rows > 1 else ())]
     return [message for message in found if not _is_passing(message)]
@@ -233,19 +233,19 @@ def _is_passing(message: Message) -> bool:
 def _cut(
     clients: Clients, topic: str, partition: int, start: int, end: int, found: list[Message]
 ) -> tuple[list[Message], bool]:
-    """What of it lies before `end`, and whether all of that has come."""
+    """The messages before `end`, and whether they are complete."""
     kept = []
     for message in found:
         error, offset = message.error(), message.offset() or 0
         if message.partition() != partition or message.topic() != topic:
-            continue  # left over from what this client read before
+            continue  # from an earlier assignment of this client
         if error is None:
             if offset < end:
                 kept.append(message)
             if offset >= end - 1:
                 return kept, True
         elif error.code() == KafkaError._PARTITION_EOF:
-            # Markers and aborted records are not given, so only the end itself tells that nothing more comes.
+            # Markers and aborted records are not delivered, so only the end event shows completeness.
             if offset >= end:
                 return kept, True
         elif error.code() in (KafkaError.OFFSET_OUT_OF_RANGE, KafkaError._AUTO_OFFSET_RESET):
@@ -258,14 +258,14 @@ def _cut(
 
 @dataclass(frozen=True, slots=True)
 class ControlRead:
-    """What a control topic says, and whether that is all that was committed."""
+    """The state of a control topic, and whether it includes all committed records."""
 
     state: ControlState
     is_whole: bool
 
 
 class ControlReader:
-    """What one process knows of control topics; it reads on where it stopped."""
+    """A cache of control topics' states; continues reading where it stopped."""
 
     def __init__(self, clients: Clients) -> None:
         self._clients, self._lock = clients, threading.Lock()
@@ -283,7 +283,7 @@ class ControlReader:
             silence_s, silences_max = _LOOK_S, _CONTROL_SILENCES_MAX
         silences = 0
         while True:
-            # The lock is given back between looks: who waits for one topic must not hold up the others.
+            # The lock is released between reads: waiting for one topic must not block the others.
             with self._lock, translated(f"the control topic {topic!r} could not be read"):
                 state = self._open(topic, topic_id)
                 before = state.position
@@ -300,7 +300,7 @@ class ControlReader:
                 sleep_ms(1)
 
     def close(self) -> None:
-        """Let the connection go; what is known is read again."""
+        """Close the connection and drop the states."""
         with self._lock:
             if self._consumer is not None:
                 self._consumer.close()
@@ -336,6 +336,6 @@ class ControlReader:
 def _silent(topic: str) -> StoreUnavailable:
     return StoreUnavailable(
         f"Kafka does not give what it has of topic {topic!r}",
-        why="neither a record nor the end came for a long time; a publisher may have died in a transaction",
-        fix="see whether the brokers are up; an open transaction ends by itself",
+        why="no record and no end was received for a long time; a publisher may have died in a transaction",
+        fix="check that the brokers are up; an open transaction ends after its timeout",
     )
