@@ -11,11 +11,10 @@ from pathlib import Path
 import pytest
 import structlog
 
-from penstock.streams.bus.admission import NotAllCleaned
 from penstock.streams.bus.care import BusCare
 from penstock.streams.bus.embedded.clean import COMPACT_FROM
 from penstock.streams.bus.embedded.log import EmbeddedLog
-from penstock.streams.bus.log import CategorySpec
+from penstock.streams.bus.log import CategorySpec, NotAllCleaned
 from tests.contracts.buses import SPEC, records
 
 HOUR_MS = 3_600_000

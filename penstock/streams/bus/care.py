@@ -11,8 +11,7 @@ import structlog
 
 from penstock.core.clock import Millis
 from penstock.core.errors import NotFound, PenstockError
-from penstock.streams.bus.admission import NotAllCleaned
-from penstock.streams.bus.log import Log
+from penstock.streams.bus.log import Log, NotAllCleaned
 
 log = structlog.get_logger(__name__)
 

@@ -13,7 +13,8 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.core.clock import Millis
-from penstock.streams.bus import admission, idle
+from penstock.streams.bus import idle
+from penstock.streams.bus import log as contract
 from penstock.streams.bus.idle import Reading, count_on, is_note_due
 from penstock.streams.bus.log import (
     LOW_MIN,
@@ -126,7 +127,7 @@ class _Stored:
         return len(before)
 
     def mark_if_due(self, now_ms: Millis) -> None:
-        due = admission.decide_mark(self.lows, last=self.low, last_ms=self.marked_ms, now_ms=now_ms)
+        due = contract.decide_mark(self.lows, last=self.low, last_ms=self.marked_ms, now_ms=now_ms)
         if due is not None:
             self.marks.append((due, self.ends()))
             self.marked_ms = now_ms
@@ -169,7 +170,7 @@ class MemoryLog:
 
     def create(self, spec: CategorySpec) -> Category:
         """Create, or return the existing category if its spec is the same."""
-        admission.check_spec(spec)
+        contract.check_spec(spec)
         with self._effect("create"):
             stored = self._stored.get(spec.name)
             if stored is None:
@@ -180,7 +181,7 @@ class MemoryLog:
                     seen=[Seen()] * spec.partitions,
                 )
                 self._stored[spec.name] = stored
-            admission.check_same(stored.category, spec)
+            contract.check_same(stored.category, spec)
             return stored.category
 
     def describe(self, name: str) -> Category:
@@ -210,19 +211,19 @@ class MemoryLog:
         """Append the new records of each batch, all partitions or none."""
         with self._effect("publish"):
             stored = self._of(category)
-            arranged = admission.arrange(stored.category.spec, batches)
-            admission.check_epoch(category, producer, epoch=epoch, highest=stored.epochs.get(producer))
+            arranged = contract.arrange(stored.category.spec, batches)
+            contract.check_epoch(category, producer, epoch=epoch, highest=stored.epochs.get(producer))
             marks = stored.sequences.get(producer, {})
             if gapless:
                 for partition, batch in arranged.items():
-                    admission.check_gapless(category, partition, batch, marks.get(partition))
-            trimmed = {p: admission.decide_trim(batch, marks.get(p)) for p, batch in arranged.items()}
+                    contract.check_gapless(category, partition, batch, marks.get(partition))
+            trimmed = {p: contract.decide_trim(batch, marks.get(p)) for p, batch in arranged.items()}
             stored.epochs[producer] = epoch
             for partition, batch in arranged.items():
                 new = batch.slice(trimmed[partition])
                 if new.num_rows:
                     stored.partitions[partition].append(new, self._now_ms())
-                    stored.sequences.setdefault(producer, {})[partition] = int(admission.sequences(new)[-1])
+                    stored.sequences.setdefault(producer, {})[partition] = int(contract.sequences(new)[-1])
             appended = {p: batch.num_rows - trimmed[p] for p, batch in arranged.items()}
             return Published(appended=appended, trimmed=trimmed)
 
@@ -235,7 +236,7 @@ class MemoryLog:
         """Delete the records below these offsets."""
         with self._effect("truncate"):
             stored = self._of(category)
-            admission.check_truncate(stored.category.spec, before, stored.ends())
+            contract.check_truncate(stored.category.spec, before, stored.ends())
             stored.truncate(before)
 
     def end_offsets(self, category: str) -> tuple[int, ...]:
@@ -248,17 +249,17 @@ class MemoryLog:
         assert start >= 0, "offsets count from 0"
         with self._lock:
             stored = self._of(category)
-            admission.check_partition(stored.category.spec, partition)
+            contract.check_partition(stored.category.spec, partition)
             if end <= start:
                 return iter(())
             found = stored.partitions[partition]
-            admission.check_range(stored.category.spec, partition, end, found.end)
-            admission.check_start(category, partition, start, found.first)
+            contract.check_range(stored.category.spec, partition, end, found.end)
+            contract.check_start(category, partition, start, found.first)
             return iter(found.cut(start, end))
 
     def scan(self, category: str, partition: int, start: int, end: int) -> Iterator[Run]:
         """As `read`, each batch with the offsets of its rows."""
-        return admission.count_offsets(start, self.read(category, partition, start, end))
+        return contract.count_offsets(start, self.read(category, partition, start, end))
 
     def scan_timed(self, category: str, partition: int, start: int, end: int) -> Iterator[TimedRun]:
         """As `scan`, with the time at which each row was appended."""
@@ -271,15 +272,15 @@ class MemoryLog:
 
     def times(self, category: str, partition: int, start: int, end: int) -> tuple[Millis, Millis] | None:
         """The smallest and the largest `_ts` of the records in [start, end)."""
-        return admission.times_of(self.read(category, partition, start, end))
+        return contract.times_of(self.read(category, partition, start, end))
 
     def lag(self, category: str, positions: Mapping[int, int], *, now_ms: Millis) -> Lag:
         """The lag of a reader at these positions."""
         with self._lock:
             stored = self._of(category)
             for partition in positions:
-                admission.check_partition(stored.category.spec, partition)
-            return admission.sum_lags(
+                contract.check_partition(stored.category.spec, partition)
+            return contract.sum_lags(
                 stored.partitions[partition].lag(position, now_ms)
                 for partition, position in positions.items()
             )
@@ -288,8 +289,8 @@ class MemoryLog:
         """The end of the range from `start` with about `bytes_max` bytes."""
         with self._lock:
             stored = self._of(category)
-            admission.check_partition(stored.category.spec, partition)
-            return admission.fit_bytes(stored.partitions[partition].sizes(start), start, end, bytes_max)
+            contract.check_partition(stored.category.spec, partition)
+            return contract.fit_bytes(stored.partitions[partition].sizes(start), start, end, bytes_max)
 
     def published_to(self, category: str, producer: str) -> Mapping[int, int]:
         """The highest sequence this producer ever appended, per partition."""
@@ -301,7 +302,7 @@ class MemoryLog:
         with self._effect("fence"):
             epochs = self._of(category).epochs
             if is_new_life:
-                admission.check_new_epoch(category, producer, epoch=epoch, highest=epochs.get(producer))
+                contract.check_new_epoch(category, producer, epoch=epoch, highest=epochs.get(producer))
             epochs[producer] = max(epoch, epochs.get(producer, epoch))
 
     def register_producer(self, category: str, producer: str) -> None:
@@ -324,9 +325,9 @@ class MemoryLog:
         """Raise the producer's output low, and append a mark if one is due."""
         with self._effect("report_low"):
             stored = self._of(category)
-            admission.check_epoch(category, producer, epoch=epoch, highest=stored.epochs.get(producer))
+            contract.check_epoch(category, producer, epoch=epoch, highest=stored.epochs.get(producer))
             if producer not in stored.lows:
-                raise admission.not_registered(category, producer)
+                raise contract.not_registered(category, producer)
             stored.epochs[producer] = epoch
             stored.lows[producer] = max(low, stored.lows[producer])
             stored.mark_if_due(now_ms)
@@ -342,7 +343,7 @@ class MemoryLog:
         """Report that a reader has reached this low; idle partitions follow."""
         with self._effect("observe"):
             stored = self._of(category)
-            admission.check_partition(stored.category.spec, partition)
+            contract.check_partition(stored.category.spec, partition)
             stored.note({partition: low}, now_ms)
 
     def observed(self, category: str) -> tuple[Seen, ...]:
@@ -355,7 +356,7 @@ class MemoryLog:
         """Marks of one partition with low > `above` and end <= `up_to`, in order."""
         with self._lock:
             stored = self._of(category)
-            admission.check_partition(stored.category.spec, partition)
+            contract.check_partition(stored.category.spec, partition)
             return stored.cut_marks(partition, above, up_to)
 
     def raise_percentile(self, category: str, *, percent: int, low: Millis) -> Millis:
@@ -376,10 +377,10 @@ class MemoryLog:
             return self._of(category).low
 
     def _of(self, name: str) -> _Stored:
-        admission.check_name(name)
+        contract.check_name(name)
         stored = self._stored.get(name)
         if stored is None:
-            raise admission.missing(name)
+            raise contract.missing(name)
         return stored
 
     @contextmanager

@@ -16,8 +16,7 @@ from penstock.core.errors import PenstockError
 from penstock.core.loop import Loop
 from penstock.core.system_clock import SystemClock
 from penstock.jobs.provision import STATEFUL
-from penstock.streams.bus.admission import sum_lags
-from penstock.streams.bus.log import Lag
+from penstock.streams.bus.log import Lag, sum_lags
 from penstock.streams.inspect.state_view import is_in_blocks
 from penstock.streams.places import open_log, open_rows
 from penstock.streams.rows.row_store import IntervalRow

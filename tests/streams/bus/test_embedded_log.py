@@ -21,8 +21,7 @@ from penstock.core.errors import (
     OutcomeUnknown,
     PenstockError,
 )
-from penstock.streams.bus.embedded.log import PUBLISH_TRIES, EmbeddedLog
-from penstock.streams.bus.embedded.publish import SegmentCleaned
+from penstock.streams.bus.embedded.log import PUBLISH_TRIES, EmbeddedLog, SegmentCleaned
 from tests.streams.bus.publishers import LARGE, SMALL, SPEC, files, publish, records, stored
 
 

@@ -10,10 +10,9 @@ from pathlib import Path
 import pytest
 
 from penstock.core.errors import NotFound, RecordsExpired
-from penstock.streams.bus.admission import NotAllCleaned
 from penstock.streams.bus.embedded import clean as embedded_compact
 from penstock.streams.bus.embedded.log import EmbeddedLog
-from penstock.streams.bus.log import LOW_MIN
+from penstock.streams.bus.log import LOW_MIN, NotAllCleaned
 from tests.streams.bus.publishers import LARGE, SPEC, files, publish, records, stored
 
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.core.errors import ConfigError
-from penstock.streams.bus import admission
+from penstock.streams.bus import log as contract
 from penstock.streams.bus.avro import decode_avro, encode_avro
 from penstock.streams.bus.decode import decode_bytes
 from penstock.streams.bus.log import LOW_MIN, CategorySpec
@@ -68,7 +68,7 @@ def test_bytes_are_their_own_column():
 )
 def test_a_spec_that_no_reader_could_read_is_refused(spec: dict):
     with pytest.raises(ConfigError) as caught:
-        admission.check_spec(CategorySpec(**{"name": "in", "partitions": 1, **spec}))
+        contract.check_spec(CategorySpec(**{"name": "in", "partitions": 1, **spec}))
     assert_three_parts(caught.value)
 
 

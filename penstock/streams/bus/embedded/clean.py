@@ -27,7 +27,6 @@ from penstock.streams.bus.embedded.index import (
     translated,
     write_segment,
 )
-from penstock.streams.bus.embedded.publish import give_up, remove_file
 from penstock.streams.bus.idle import Reading, count_on, is_note_due
 from penstock.streams.bus.log import CategorySpec, Lag
 
@@ -349,3 +348,18 @@ def _whole(index: LogIndex, schema: pa.Schema, group: Group) -> pa.RecordBatch:
     ]
     (batch,) = pa.Table.from_batches(batches, schema=schema).combine_chunks().to_batches()
     return batch
+
+
+def give_up(index: LogIndex, segment: int) -> bool:
+    """Remove a file that is not visible; False if it is visible or removed already."""
+    with index.writing("give_up") as connection:
+        is_mine = log_index.drop_segment(connection, segment)
+    if is_mine:
+        remove_file(index, segment)
+    return is_mine
+
+
+def remove_file(index: LogIndex, segment: int) -> None:
+    """Remove a segment's file; on failure the next cleaning does. Requires: the segment has no row."""
+    with suppress(OSError):
+        segment_path(index.folder, segment).unlink()

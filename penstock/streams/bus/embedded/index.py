@@ -28,7 +28,7 @@ from penstock.core.errors import (
     StoreUnavailable,
     translate_sqlite,
 )
-from penstock.streams.bus import admission
+from penstock.streams.bus import log as contract
 from penstock.streams.bus.log import LOW_MIN, Category, CategorySpec, Mark, Seen
 
 INDEX = "index.db"
@@ -153,7 +153,7 @@ class LogIndex:
     def _open(self) -> sqlite3.Connection:
         path = self.folder / INDEX
         if not path.exists():
-            raise admission.missing(self.folder.name)
+            raise contract.missing(self.folder.name)
         try:
             return connect(path, create=False)
         except sqlite3.Error as error:

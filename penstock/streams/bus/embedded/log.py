@@ -1,4 +1,8 @@
-"""The bus on one machine's disk: a folder per category with Arrow segments and the SQLite index over them."""
+"""The bus on one machine's disk: a folder per category with Arrow segments and the SQLite index over them.
+
+Which records of a publish are new is decided twice: before the segment is written, to write little, and inside
+the transaction that makes it visible. The second answer may be smaller, never larger.
+"""
 
 from __future__ import annotations
 
@@ -8,18 +12,21 @@ import secrets
 import shutil
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from penstock.core.clock import Millis
 from penstock.core.disk import make_durable_folder, sync_folder
-from penstock.core.errors import CorruptData, PenstockError
+from penstock.core.errors import CorruptData, PenstockError, StoreUnavailable
 from penstock.core.system_clock import SystemClock
 from penstock.core.system_clock import boot_id as this_boot
-from penstock.streams.bus import admission, idle
+from penstock.streams.bus import idle
+from penstock.streams.bus import log as contract
 from penstock.streams.bus.embedded import index as log_index
 from penstock.streams.bus.embedded.clean import (
     UNFINISHED,
@@ -27,14 +34,152 @@ from penstock.streams.bus.embedded.clean import (
     clean_unfinished,
     compact_category,
     expire_category,
+    give_up,
     load_lag,
     load_sizes,
     load_times,
+    remove_file,
     truncate_category,
 )
-from penstock.streams.bus.embedded.index import LogIndex, SegmentEntry, read_batch, segment_path, translated
-from penstock.streams.bus.embedded.publish import Publish, SegmentCleaned, publish_once
+from penstock.streams.bus.embedded.index import (
+    Encoded,
+    LogIndex,
+    SegmentEntry,
+    Times,
+    encode,
+    read_batch,
+    segment_path,
+    translated,
+    write_segment,
+)
 from penstock.streams.bus.log import Category, CategorySpec, Lag, Mark, Published, Run, Seen, TimedRun
+
+# Up to this size a segment is stored in the index itself, which saves a transaction and two syncs.
+INLINE_BYTES_MAX = 16 * 1024
+
+
+class SegmentCleaned(StoreUnavailable):
+    """The cleaner removed the file before its commit: publish again."""
+
+    def __init__(self, category: str, segment: int) -> None:
+        super().__init__(
+            f"segment {segment} of {category!r} was removed before it was published",
+            why="the cleaner considered its publisher dead; nothing became visible",
+            fix="publish again; if it happens often, let the cleaner wait longer",
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Publish:
+    """A producer's request to append batches in the category's schema."""
+
+    category: str
+    producer: str
+    epoch: int
+    batches: Mapping[int, pa.RecordBatch]
+    gapless: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Admitted:
+    trimmed: Mapping[int, int]  # per partition, records at the front that are already there
+    is_newer: bool  # the epoch is above all that were seen
+
+    def published(self, publish: Publish) -> Published:
+        appended = {p: batch.num_rows - self.trimmed[p] for p, batch in publish.batches.items()}
+        return Published(appended=appended, trimmed=dict(self.trimmed))
+
+
+def publish_once(
+    index: LogIndex, publish: Publish, fault: Callable[[str], None], now_ms: Millis
+) -> Published:
+    """Append new records, all partitions or none. SegmentCleaned: nothing was written, try again."""
+    with index.reading() as connection:
+        before = _admit(connection, publish)
+    fresh = {
+        partition: batch.slice(before.trimmed[partition])
+        for partition, batch in publish.batches.items()
+        if batch.num_rows > before.trimmed[partition]
+    }
+    if not fresh:
+        if before.is_newer:
+            with index.writing("epoch") as connection:
+                _admit(connection, publish)
+                log_index.raise_epoch(connection, publish.producer, publish.epoch)
+        return before.published(publish)
+    encoded = encode(next(iter(fresh.values())).schema, fresh)
+    if encoded.bytes <= INLINE_BYTES_MAX:
+        return _commit(index, publish, before, encoded, segment=None, now_ms=now_ms)
+    with index.writing("register") as connection:
+        segment = log_index.register_segment(connection, encoded.bytes)
+    try:
+        write_segment(segment_path(index.folder, segment), encoded, fault)
+        published = _commit(index, publish, before, encoded, segment=segment, now_ms=now_ms)
+    except PenstockError:
+        # The file is removed only with its pending row: after a successful commit it stays.
+        with suppress(PenstockError):  # then the cleaner removes it
+            give_up(index, segment)
+        raise
+    if not any(published.appended.values()):
+        remove_file(index, segment)
+    return published
+
+
+def _admit(connection: sqlite3.Connection, publish: Publish) -> _Admitted:
+    highest = log_index.load_epoch(connection, publish.producer)
+    contract.check_epoch(publish.category, publish.producer, epoch=publish.epoch, highest=highest)
+    marks = log_index.load_sequences(connection, publish.producer)
+    if publish.gapless:
+        for partition, batch in publish.batches.items():
+            contract.check_gapless(publish.category, partition, batch, marks.get(partition))
+    return _Admitted(
+        trimmed={p: contract.decide_trim(batch, marks.get(p)) for p, batch in publish.batches.items()},
+        is_newer=highest is None or publish.epoch > highest,
+    )
+
+
+def _commit(
+    index: LogIndex,
+    publish: Publish,
+    before: _Admitted,
+    encoded: Encoded,
+    *,
+    segment: int | None,
+    now_ms: Millis,
+) -> Published:
+    with index.writing("publish") as connection:
+        now = _admit(connection, publish)
+        published = now.published(publish)
+        if now.is_newer:
+            log_index.raise_epoch(connection, publish.producer, publish.epoch)
+        new = [partition for partition, count in published.appended.items() if count]
+        if segment is None:
+            if not new:
+                return published
+            segment = log_index.insert_inline(connection, b"".join(encoded.buffers))
+        elif not (log_index.show_segment if new else log_index.drop_segment)(connection, segment):
+            raise SegmentCleaned(publish.category, segment)
+        ends = log_index.load_ends(connection)
+        for partition in new:
+            batch = publish.batches[partition].slice(now.trimmed[partition])
+            times = pc.min_max(batch.column("_ts")).as_py()
+            entry = SegmentEntry(
+                partition=partition,
+                first=ends[partition],
+                rows=batch.num_rows,
+                segment=segment,
+                place=encoded.places[partition],
+                skip=now.trimmed[partition] - before.trimmed[partition],
+            )
+            log_index.append(
+                connection,
+                entry,
+                times=Times(min=times["min"], max=times["max"], at_ms=now_ms),
+                producer=publish.producer,
+                last=int(contract.sequences(batch)[-1]),
+            )
+    return published
+
 
 # Retries of a publish whose file was removed by the cleaner.
 PUBLISH_TRIES = 5
@@ -74,14 +219,14 @@ class EmbeddedLog:
 
     def create(self, spec: CategorySpec) -> Category:
         """Create, or return the existing category if its spec is the same. The first creator wins."""
-        admission.check_spec(spec)
+        contract.check_spec(spec)
         with translated(self._folder / spec.name):
             if not (self._folder / spec.name / log_index.INDEX).exists():
                 self._build(spec)
             sync_folder(self._folder)  # also if another process created it, whose sync may not be done yet
         self._fault("create:after")
         category = self.describe(spec.name)
-        admission.check_same(category, spec)
+        contract.check_same(category, spec)
         return category
 
     def describe(self, name: str) -> Category:
@@ -108,7 +253,7 @@ class EmbeddedLog:
     ) -> Published:
         """Append the new records of each batch, all partitions or none; on disk when it returns."""
         index, described = self._of(category)
-        arranged = admission.arrange(described.spec, batches)
+        arranged = contract.arrange(described.spec, batches)
         publish = Publish(
             category=category, producer=producer, epoch=epoch, batches=arranged, gapless=gapless
         )
@@ -128,7 +273,7 @@ class EmbeddedLog:
         """Delete the records below these offsets; a file is deleted with its last record."""
         index, described = self._of(category)
         with index.reading() as connection:
-            admission.check_truncate(described.spec, before, log_index.load_ends(connection))
+            contract.check_truncate(described.spec, before, log_index.load_ends(connection))
         truncate_category(index, before)
 
     def end_offsets(self, category: str) -> tuple[int, ...]:
@@ -140,19 +285,19 @@ class EmbeddedLog:
         """Records [start, end) in offset order. The index is read at once, segments lazily."""
         assert start >= 0, "offsets count from 0"
         index, described = self._of(category)
-        admission.check_partition(described.spec, partition)
+        contract.check_partition(described.spec, partition)
         if end <= start:
             return iter(())
         with index.reading() as connection:
-            admission.check_range(described.spec, partition, end, log_index.load_ends(connection)[partition])
-            admission.check_start(category, partition, start, log_index.load_starts(connection)[partition])
+            contract.check_range(described.spec, partition, end, log_index.load_ends(connection)[partition])
+            contract.check_start(category, partition, start, log_index.load_starts(connection)[partition])
             entries = log_index.load_entries(connection, partition, start, end)
         _check_whole(index.folder, entries, start, end)
         return _batches(index, described.spec.schema(), entries, start, end)
 
     def scan(self, category: str, partition: int, start: int, end: int) -> Iterator[Run]:
         """As `read`, each batch with the offsets of its rows."""
-        return admission.count_offsets(start, self.read(category, partition, start, end))
+        return contract.count_offsets(start, self.read(category, partition, start, end))
 
     def scan_timed(self, category: str, partition: int, start: int, end: int) -> Iterator[TimedRun]:
         """As `scan`, with the time at which each row was appended."""
@@ -168,7 +313,7 @@ class EmbeddedLog:
         self.read(category, partition, start, end)  # checks the arguments
         with self._of(category)[0].reading() as connection:
             found = load_times(connection, partition, start, max(start, end))
-        edges = (admission.times_of(self.read(category, partition, *cut)) for cut in found.cut)
+        edges = (contract.times_of(self.read(category, partition, *cut)) for cut in found.cut)
         times = [*found.whole, *(edge for edge in edges if edge is not None)]
         return (min(low for low, _ in times), max(high for _, high in times)) if times else None
 
@@ -176,19 +321,19 @@ class EmbeddedLog:
         """The lag of a reader at these positions."""
         index, described = self._of(category)
         for partition in positions:
-            admission.check_partition(described.spec, partition)
+            contract.check_partition(described.spec, partition)
         with index.reading() as connection:
-            return admission.sum_lags(
+            return contract.sum_lags(
                 load_lag(connection, partition, position, now_ms) for partition, position in positions.items()
             )
 
     def within(self, category: str, partition: int, start: int, end: int, bytes_max: int) -> int:
         """The end of the range from `start` with about `bytes_max` bytes."""
         index, described = self._of(category)
-        admission.check_partition(described.spec, partition)
+        contract.check_partition(described.spec, partition)
         with index.reading() as connection:
             sizes = load_sizes(connection, partition, start, end)
-            return admission.fit_bytes(sizes, start, end, bytes_max)
+            return contract.fit_bytes(sizes, start, end, bytes_max)
 
     def published_to(self, category: str, producer: str) -> Mapping[int, int]:
         """The highest sequence this producer ever appended, per partition."""
@@ -200,7 +345,7 @@ class EmbeddedLog:
         with self._of(category)[0].writing("fence") as connection:
             if is_new_life:
                 highest = log_index.load_epoch(connection, producer)
-                admission.check_new_epoch(category, producer, epoch=epoch, highest=highest)
+                contract.check_new_epoch(category, producer, epoch=epoch, highest=highest)
             log_index.raise_epoch(connection, producer, epoch)
 
     def register_producer(self, category: str, producer: str) -> None:
@@ -251,7 +396,7 @@ class EmbeddedLog:
     def observe(self, category: str, *, partition: int, low: Millis, now_ms: Millis) -> None:
         """Report that a reader has reached this low; idle partitions follow."""
         index, described = self._of(category)
-        admission.check_partition(described.spec, partition)
+        contract.check_partition(described.spec, partition)
         self._note(index, described.spec, {partition: low}, now_ms)
 
     def observed(self, category: str) -> tuple[Seen, ...]:
@@ -276,7 +421,7 @@ class EmbeddedLog:
     def marks(self, category: str, partition: int, *, above: Millis, up_to: int) -> tuple[Mark, ...]:
         """Marks of one partition with low > `above` and end <= `up_to`, in order."""
         index, described = self._of(category)
-        admission.check_partition(described.spec, partition)
+        contract.check_partition(described.spec, partition)
         with index.reading() as connection:
             return log_index.load_marks(connection, partition, above=above, up_to=up_to)
 
@@ -325,16 +470,16 @@ class EmbeddedLog:
                 except PenstockError as error:
                     failed[name] = error
         if failed:
-            raise admission.NotAllCleaned(failed)
+            raise contract.NotAllCleaned(failed)
         return removed
 
     def _of(self, name: str) -> tuple[LogIndex, Category]:
-        admission.check_name(name)
+        contract.check_name(name)
         try:
             # The open index of a category that was removed or created again must not be used.
             inode = os.stat(self._folder / name / log_index.INDEX).st_ino
         except FileNotFoundError:
-            raise admission.missing(name) from None
+            raise contract.missing(name) from None
         found = self._opened.get(name)
         if found is None or found[0] != inode:
             index = LogIndex(self._folder / name, self._fault)
@@ -377,23 +522,23 @@ def _decide_report(
     connection: sqlite3.Connection, category: str, producer: str, epoch: int, low: Millis, now_ms: Millis
 ) -> _LowChange:
     highest = log_index.load_epoch(connection, producer)
-    admission.check_epoch(category, producer, epoch=epoch, highest=highest)
+    contract.check_epoch(category, producer, epoch=epoch, highest=highest)
     lows = log_index.load_lows(connection)
     if producer not in lows:
-        raise admission.not_registered(category, producer)
+        raise contract.not_registered(category, producer)
     raised = low if low > lows[producer] else None
     lows[producer] = max(low, lows[producer])
     last, last_ms = log_index.load_watermark(connection)
     return _LowChange(
         epoch=epoch if highest is None or epoch > highest else None,
         low=raised,
-        mark=admission.decide_mark(lows, last=last, last_ms=last_ms, now_ms=now_ms),
+        mark=contract.decide_mark(lows, last=last, last_ms=last_ms, now_ms=now_ms),
     )
 
 
 def _decide_advance(connection: sqlite3.Connection, now_ms: Millis) -> Millis | None:
     last, last_ms = log_index.load_watermark(connection)
-    return admission.decide_mark(log_index.load_lows(connection), last=last, last_ms=last_ms, now_ms=now_ms)
+    return contract.decide_mark(log_index.load_lows(connection), last=last, last_ms=last_ms, now_ms=now_ms)
 
 
 def _decide_idle(
@@ -435,7 +580,7 @@ def _batches(
         except CorruptData:
             with index.reading() as connection:
                 first = log_index.load_starts(connection)[entry.partition]
-            admission.check_start(index.folder.name, entry.partition, max(start, entry.first), first)
+            contract.check_start(index.folder.name, entry.partition, max(start, entry.first), first)
             raise
         first, last = max(start, entry.first), min(end, entry.first + entry.rows)
         yield batch.slice(entry.skip + first - entry.first, last - first)

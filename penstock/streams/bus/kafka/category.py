@@ -23,7 +23,8 @@ from penstock.core.errors import (
     StoreUnavailable,
 )
 from penstock.core.system_clock import SystemClock, sleep_ms
-from penstock.streams.bus import admission, idle
+from penstock.streams.bus import idle
+from penstock.streams.bus import log as contract
 from penstock.streams.bus.kafka.clients import Clients, Topic, translated
 from penstock.streams.bus.kafka.control import (
     ControlState,
@@ -58,7 +59,7 @@ def begin_updates(
         return ()
     assert state.category is not None
     last, last_ms = state.watermark()
-    due = admission.decide_mark(state.lows(), last=last, last_ms=last_ms, now_ms=now_ms)
+    due = contract.decide_mark(state.lows(), last=last, last_ms=last_ms, now_ms=now_ms)
     seen = seen_of(state)
     noted = idle.decide_idle(
         seen,
@@ -228,11 +229,11 @@ class KafkaCategories:
         return found
 
     def _find(self, name: str) -> Found:
-        admission.check_name(name)
+        contract.check_name(name)
         topic, control = self.place.topic(name), self.place.control(name)
         found = self._here().clients.topics([topic, control])
         if topic not in found or control not in found:
-            raise admission.missing(name)
+            raise contract.missing(name)
         known = self._known.get((name, found[topic].id))
         if known is None:
             # A quick read is enough: spec and birth never change.
@@ -284,7 +285,7 @@ class KafkaCategories:
 
 def _checked(name: str, category: Category | None, topic: Topic) -> Category:
     if category is None:
-        raise admission.missing(name)  # its creation is not complete
+        raise contract.missing(name)  # its creation is not complete
     if category.birth != topic.id:
         raise CorruptData(
             f"the topic of category {name!r} was deleted and created again outside Penstock",

@@ -15,7 +15,7 @@ from confluent_kafka import Message
 
 from penstock.core.clock import Millis
 from penstock.core.errors import ConfigError, NotFound
-from penstock.streams.bus import admission
+from penstock.streams.bus import log as contract
 from penstock.streams.bus.kafka import control as kafka_control
 from penstock.streams.bus.kafka.category import (
     QUICK_READ_MS,
@@ -78,7 +78,7 @@ class KafkaLog:
 
     def create(self, spec: CategorySpec) -> Category:
         """Create, or return the existing category if its spec is the same. An existing topic is adopted."""
-        admission.check_spec(spec)
+        contract.check_spec(spec)
         topic, control = self._place.topic(spec.name), self._place.control(spec.name)
         self._fault("create:before")
         found = self._all.clients.topics([topic, control])
@@ -107,7 +107,7 @@ class KafkaLog:
             self._all.transact(spec.name, made, decide)
         self._fault("create:after")
         category = self.describe(spec.name)
-        admission.check_same(category, spec)
+        contract.check_same(category, spec)
         return category
 
     def describe(self, name: str) -> Category:
@@ -140,7 +140,7 @@ class KafkaLog:
         """Append what is new of each batch in one transaction, together with how far the producer is."""
         found = self._all.find(category)
         spec = found.category.spec
-        arranged = admission.arrange(spec, batches)
+        arranged = contract.arrange(spec, batches)
         self._fault("publish:before")
         trimmed: dict[int, int] = {}
         tries = 0
@@ -148,18 +148,18 @@ class KafkaLog:
         def decide(_: ControlState, mine: ProducerState) -> CategoryChange | None:
             nonlocal tries
             tries += 1
-            admission.check_epoch(category, producer, epoch=epoch, highest=mine.epoch)
+            contract.check_epoch(category, producer, epoch=epoch, highest=mine.epoch)
             if gapless:
                 for partition, batch in arranged.items():
-                    admission.check_gapless(category, partition, batch, mine.last.get(partition))
+                    contract.check_gapless(category, partition, batch, mine.last.get(partition))
             for partition, batch in arranged.items():
-                trimmed[partition] = admission.decide_trim(batch, mine.last.get(partition))
+                trimmed[partition] = contract.decide_trim(batch, mine.last.get(partition))
             new = {p: batch.slice(trimmed[p]) for p, batch in arranged.items() if batch.num_rows > trimmed[p]}
             data = [row for p, batch in new.items() for row in encode_rows(spec, p, batch, epoch)]
             state = after_publish(
                 mine,
                 epoch=epoch,
-                last={p: int(admission.sequences(batch)[-1]) for p, batch in new.items()},
+                last={p: int(contract.sequences(batch)[-1]) for p, batch in new.items()},
                 records=len(data),
                 size=sum(len(row.value or b"") + len(row.key or b"") + len(row.head) for row in data),
             )
@@ -182,7 +182,7 @@ class KafkaLog:
         """Let the records below these offsets go, then the marks that nobody needs without them."""
         found, topic = self._all.find(category), self._place.topic(category)
         spec, clients = found.category.spec, self._all.clients
-        admission.check_truncate(spec, before, clients.visible_ends(topic, spec.partitions))
+        contract.check_truncate(spec, before, clients.visible_ends(topic, spec.partitions))
         first = clients.starts(topic, spec.partitions)
         clients.delete_records(topic, {p: offset for p, offset in before.items() if offset > first[p]})
         starts = clients.starts(topic, spec.partitions)
@@ -228,20 +228,20 @@ class KafkaLog:
         self, category: str, spec: CategorySpec, partition: int, start: int, end: int
     ) -> Iterator[list[Message]]:
         assert start >= 0, "offsets count from 0"
-        admission.check_partition(spec, partition)
+        contract.check_partition(spec, partition)
         if end <= start:
             return iter(())
         clients, topic = self._all.clients, self._place.topic(category)
         if end > clients.stable_ends(topic, spec.partitions)[partition]:
-            admission.check_range(
+            contract.check_range(
                 spec, partition, end, clients.visible_ends(topic, spec.partitions)[partition]
             )
-        admission.check_start(category, partition, start, clients.starts(topic, spec.partitions)[partition])
+        contract.check_start(category, partition, start, clients.starts(topic, spec.partitions)[partition])
         return read_messages(clients, topic, partition, start, end)
 
     def times(self, category: str, partition: int, start: int, end: int) -> tuple[Millis, Millis] | None:
         """The smallest and the largest `_ts` in [start, end); it is read, Kafka knows only its own times."""
-        return admission.times_of(self.read(category, partition, start, end))
+        return contract.times_of(self.read(category, partition, start, end))
 
     def lag(self, category: str, positions: Mapping[int, int], *, now_ms: Millis) -> Lag:
         """What lies between positions and ends; bytes are estimated by the mean of what was published."""
@@ -251,19 +251,19 @@ class KafkaLog:
         starts = clients.starts(topic, spec.partitions)
         lags = []
         for partition, asked in positions.items():
-            admission.check_partition(spec, partition)
+            contract.check_partition(spec, partition)
             position, end = max(asked, starts[partition]), ends[partition]
             at_ms = first_time(clients, topic, partition, position, end) if position < end else None
             if at_ms is not None:  # else only ends of transactions lie there
                 count = end - position
                 lags.append(Lag(records=count, bytes=round(count * mean), ms=max(0, now_ms - at_ms)))
-        return admission.sum_lags(lags)
+        return contract.sum_lags(lags)
 
     def within(self, category: str, partition: int, start: int, end: int, bytes_max: int) -> int:
         """Up to where records from `start` have about so many bytes, by the mean of what was published."""
-        admission.check_partition(self._all.find(category, is_recent=True).category.spec, partition)
+        contract.check_partition(self._all.find(category, is_recent=True).category.spec, partition)
         mean, rows = self._all.glance(category).state.record_bytes(), end - start
-        return admission.fit_bytes([(start, rows, rows * mean)] if rows > 0 else [], start, end, bytes_max)
+        return contract.fit_bytes([(start, rows, rows * mean)] if rows > 0 else [], start, end, bytes_max)
 
     def published_to(self, category: str, producer: str) -> Mapping[int, int]:
         """The highest sequence this producer ever appended, per partition."""
@@ -280,7 +280,7 @@ class KafkaLog:
         def decide(_: ControlState, mine: ProducerState) -> CategoryChange | None:
             if is_new_life:
                 # After a try of our own whose outcome is unknown this may refuse us: a larger epoch helps.
-                admission.check_new_epoch(category, producer, epoch=epoch, highest=mine.epoch)
+                contract.check_new_epoch(category, producer, epoch=epoch, highest=mine.epoch)
             if mine.epoch is not None and mine.epoch >= epoch:
                 return None
             state = msgspec.structs.replace(mine, epoch=epoch)
@@ -326,10 +326,10 @@ class KafkaLog:
             seen = ControlRead(self._all.state(category, found), True)
 
         def decide(_: ControlState, mine: ProducerState) -> CategoryChange | None:
-            admission.check_epoch(category, producer, epoch=epoch, highest=mine.epoch)
+            contract.check_epoch(category, producer, epoch=epoch, highest=mine.epoch)
             lows = seen.state.lows()
             if producer not in lows:
-                raise admission.not_registered(category, producer)
+                raise contract.not_registered(category, producer)
             number = seen.state.registered[producer].number
             raised = msgspec.structs.replace(
                 mine,
@@ -357,7 +357,7 @@ class KafkaLog:
     def observe(self, category: str, *, partition: int, low: Millis, now_ms: Millis) -> None:
         """A reader has reached this low; idle partitions follow."""
         found = self._all.find(category, is_recent=True)
-        admission.check_partition(found.category.spec, partition)
+        contract.check_partition(found.category.spec, partition)
         if found.category.spec.idle_after_ms:
             self._mark(category, found, self._all.glance(category, found).state, now_ms, {partition: low})
 
@@ -385,7 +385,7 @@ class KafkaLog:
 
         def begin(state: ControlState, _: ProducerState) -> CategoryChange | None:
             last, last_ms = state.watermark()
-            due = admission.decide_mark(state.lows(), last=last, last_ms=last_ms, now_ms=now_ms)
+            due = contract.decide_mark(state.lows(), last=last, last_ms=last_ms, now_ms=now_ms)
             if state.open is not None or (due is None and not (looks and spec.idle_after_ms)):
                 return None
             # W was read first. Above the highest ends lies nothing that was acknowledged before.
@@ -413,7 +413,7 @@ class KafkaLog:
         """Marks of one partition with low > `above` and end <= `up_to`, in order."""
         state = self._all.glance(category).state
         assert state.category is not None
-        admission.check_partition(state.category.spec, partition)
+        contract.check_partition(state.category.spec, partition)
         return state.cut_marks(partition, above=above, up_to=up_to)
 
     def watermark(self, category: str) -> Millis:

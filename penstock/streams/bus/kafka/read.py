@@ -19,7 +19,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 from penstock.core.clock import Millis
 from penstock.core.errors import ConfigError, CorruptData, StoreUnavailable
 from penstock.core.system_clock import sleep_ms
-from penstock.streams.bus import admission
+from penstock.streams.bus import log as contract
 from penstock.streams.bus.kafka.clients import (
     MESSAGE_BYTES_MAX,
     TRANSACTION_MS,
@@ -249,7 +249,7 @@ def _cut(
             if offset >= end:
                 return kept, True
         elif error.code() in (KafkaError.OFFSET_OUT_OF_RANGE, KafkaError._AUTO_OFFSET_RESET):
-            admission.check_start(topic, partition, start, clients.starts(topic, partition + 1)[partition])
+            contract.check_start(topic, partition, start, clients.starts(topic, partition + 1)[partition])
             raise translate(KafkaException(error), f"{topic} partition {partition} could not be read")
         else:
             raise translate(KafkaException(error), f"{topic} partition {partition} could not be read")
