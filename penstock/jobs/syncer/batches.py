@@ -33,8 +33,11 @@ from penstock.jobs.running_store import (
     QUARANTINE,
     RETIREMENTS,
     RUNNING,
+    RUNNING_COLUMNS,
     TASKS_COUNTER,
     PlanRow,
+    RunningRow,
+    running_row,
 )
 from penstock.jobs.syncer.sync_plan import (
     ComplexSync,
@@ -76,7 +79,9 @@ class FastComparison(NamedTuple):
 class FastComparer:
     """Compares expected and running configs without a full validation, if only release fields differ.
 
-    For that it caches values of these fields that passed the full validation.
+    For that it caches values of these fields that passed the full validation. A second path beside
+    `plan_sync`, for releases of very many jobs: measured on one core, 30 us of processor time per job, where
+    the full path takes 140 us: 100,000 jobs in 8 s instead of 19 s (`bench.syncer`).
     """
 
     _valid: dict[tuple[str, bytes], Any] = field(default_factory=dict)
@@ -213,17 +218,8 @@ _RUNS = sa.and_(
     RUNNING.c.hold_generation < RUNNING.c.generation,
     ~JOBS.c.deleted,
 )
-_SNAPSHOTS = ByName(
-    sa.select(
-        JOBS.c.name,
-        JOBS.c.expected_version,
-        RUNNING.c.version,
-        RUNNING.c.restart_version,
-        RUNNING.c.expected_version.label("synced_version"),
-        sa.cast(RUNNING.c.config, sa.Text).label("config"),
-        LAYERS.c.precedence,
-        _BODY,
-    )
+_RUNNING_JOBS = ByName(
+    sa.select(JOBS.c.expected_version.label("expected_now"), LAYERS.c.precedence, _BODY, *RUNNING_COLUMNS)
     .select_from(
         JOBS.join(RUNNING, RUNNING.c.job == JOBS.c.name).outerjoin(
             LAYERS, sa.and_(LAYERS.c.job == JOBS.c.name, _BODY != "{}")
@@ -237,17 +233,7 @@ _OCCUPIED = sa.union_all(*(sa.select(table.c.job) for table in (PLANS, QUARANTIN
 
 
 LayerBodies = list[tuple[int, str]]  # precedence and JSON text of each layer of a job
-
-
-class JobSnapshot(NamedTuple):
-    """An existing job with a running row without a hold; `config` is JSON text as stored."""
-
-    job: str
-    expected_version: int
-    version: int
-    restart_version: int
-    synced_version: int  # the expected version that the row was last in sync with
-    config: str
+RunningJob = tuple[RunningRow, int, LayerBodies]  # the row, the job's expected version now, its layers
 
 
 class SyncStore:
@@ -261,16 +247,16 @@ class SyncStore:
         with self._database.reading() as connection:
             return frozenset(name for (name,) in connection.execute(_OCCUPIED))
 
-    def snapshots(self, names: Sequence[str]) -> list[tuple[JobSnapshot, LayerBodies]]:
+    def running_jobs(self, names: Sequence[str]) -> list[RunningJob]:
         """Those of these jobs that exist and run without a hold, with their layers."""
         with self._database.reading() as connection:
-            rows = _SNAPSHOTS.rows(connection, names)
-        found: dict[str, tuple[JobSnapshot, LayerBodies]] = {}
-        for job, *facts, precedence, body in rows:
+            rows = _RUNNING_JOBS.rows(connection, names)
+        found: dict[str, RunningJob] = {}
+        for expected_version, precedence, body, job, *columns in rows:
             if job not in found:
-                found[job] = (JobSnapshot(job, *facts), [])
+                found[job] = (running_row((job, *columns)), expected_version, [])
             if body is not None:
-                found[job][1].append((precedence, body))
+                found[job][2].append((precedence, body))
         return list(found.values())
 
 
@@ -323,19 +309,19 @@ def simple_commit(record: JobRecord, sync: SimpleSync | InSync) -> SimpleCommit:
     )
 
 
-def fast_commit(snapshot: JobSnapshot, comparison: FastComparison) -> SimpleCommit:
+def fast_commit(row: RunningRow, expected_version: int, comparison: FastComparison) -> SimpleCommit:
     """The simple change for a fast comparison."""
     found = comparison.difference
     return SimpleCommit(
-        job=snapshot.job,
-        expected_version=snapshot.expected_version,
+        job=row.job,
+        expected_version=expected_version,
         is_change=found is not None,
         restarts=found is not None and found.restarts,
-        version=snapshot.version,
-        restart_version=snapshot.restart_version,
+        version=row.version,
+        restart_version=row.restart_version,
         config=comparison.target,
         reason=explain(()) if found is None else found.reason,
-        data=_data(snapshot.expected_version, () if found is None else found.paths),
+        data=_data(expected_version, () if found is None else found.paths),
     )
 
 

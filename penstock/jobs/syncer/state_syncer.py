@@ -17,9 +17,8 @@ from penstock.jobs.job_store import JobRecord, JobStore
 from penstock.jobs.syncer.batches import (
     BatchResult,
     FastComparer,
-    JobSnapshot,
-    LayerBodies,
     LeaderStore,
+    RunningJob,
     SimpleCommit,
     SyncStore,
     commit_simple,
@@ -180,22 +179,18 @@ class StateSyncer:
         read = self._read_ahead(work, names[start:end])
         while start < len(names) and (limit_ms is None or self._measure_ms() - began_ms < limit_ms):
             # Reading ahead is safe: a row that changes after the read is left out of its batch.
-            snapshots, read = read(), self._read_ahead(work, names[end : end + READ_JOBS])
-            self._check_jobs(work, names[start:end], snapshots)
+            running, read = read(), self._read_ahead(work, names[end : end + READ_JOBS])
+            self._check_jobs(work, names[start:end], running)
             start, end = end, end + READ_JOBS
         return max(0, len(names) - start)
 
-    def _read_ahead(
-        self, work: _Round, names: Sequence[str]
-    ) -> Callable[[], Sequence[tuple[JobSnapshot, LayerBodies]]]:
+    def _read_ahead(self, work: _Round, names: Sequence[str]) -> Callable[[], Sequence[RunningJob]]:
         free = [name for name in names if name not in work.occupied]
-        return self._background.start(partial(self._records.snapshots, free)) if free else tuple
+        return self._background.start(partial(self._records.running_jobs, free)) if free else tuple
 
-    def _check_jobs(
-        self, work: _Round, names: Sequence[str], snapshots: Sequence[tuple[JobSnapshot, LayerBodies]]
-    ) -> None:
+    def _check_jobs(self, work: _Round, names: Sequence[str], running: Sequence[RunningJob]) -> None:
         """Decide for some jobs, and write full batches."""
-        others = self._check_fast(work, names, snapshots)
+        others = self._check_fast(work, names, running)
         records = self._store.load(others) if others else {}
         for name in others:
             record = records.get(name)
@@ -210,21 +205,19 @@ class StateSyncer:
                 work.failed.append((name, str(error)))
         self._write(work)
 
-    def _check_fast(
-        self, work: _Round, names: Sequence[str], snapshots: Sequence[tuple[JobSnapshot, LayerBodies]]
-    ) -> list[str]:
+    def _check_fast(self, work: _Round, names: Sequence[str], running: Sequence[RunningJob]) -> list[str]:
         """Decide for jobs that the fast comparison can handle; returns the others."""
         others = set(names)
-        for snapshot, bodies in snapshots:
-            comparison = self._comparer.compare(snapshot.job, bodies, snapshot.config)
+        for row, expected_version, bodies in running:
+            comparison = self._comparer.compare(row.job, bodies, row.config_json)
             if comparison is None:
                 continue
-            others.discard(snapshot.job)
-            self._quarantined.discard(snapshot.job)
-            if comparison.difference is not None or snapshot.synced_version != snapshot.expected_version:
-                work.commits.append(fast_commit(snapshot, comparison))
+            others.discard(row.job)
+            self._quarantined.discard(row.job)
+            if comparison.difference is not None or row.expected_version != expected_version:
+                work.commits.append(fast_commit(row, expected_version, comparison))
             else:
-                self._settle(work, snapshot.job, snapshot.expected_version, snapshot.version)
+                self._settle(work, row.job, expected_version, row.version)
         return sorted(others)
 
     def _decide(self, work: _Round, record: JobRecord) -> None:

@@ -1,6 +1,6 @@
 """The bus on one machine's disk: a folder per category with Arrow segments and the SQLite index over them.
 
-Which records of a publish are new is decided twice: before the segment is written, to write little, and inside
+Which records of a publish are new is decided twice: before the segment is written, to write little, and in
 the transaction that makes it visible. The second answer may be smaller, never larger.
 """
 
