@@ -10,8 +10,8 @@ import pytest
 import yaml
 
 from penstock.jobs.tasks import interval_birth
+from penstock.streams.bus.log import partition_of
 from penstock.streams.dsl.computation import StateCodec, Value
-from penstock.streams.keys import partition_of
 from penstock.streams.places import open_rows
 from penstock.streams.rows.row_store import Changes, IntervalRef, TimerRow
 from tests.cli.world import COUNT, PARSE, Run, World

@@ -13,7 +13,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from penstock.streams.keys import partitions_of
+from penstock.streams.bus.log import partitions_of
 from tests.drills.calling import KEYS, PARTITIONS, Calling
 from tests.e2e.platform import Platform
 

@@ -9,9 +9,8 @@ from pathlib import Path
 import pyarrow as pa
 
 from penstock.jobs.tasks import stateless_producer
-from penstock.streams.bus.log import LOW_MIN, CategorySpec, Log
+from penstock.streams.bus.log import LOW_MIN, CategorySpec, Log, partitions_of
 from penstock.streams.dsl.injector import Injector
-from penstock.streams.keys import partitions_of
 from penstock.streams.places import open_log, open_rows
 from penstock.streams.rows.row_store import IntervalRef
 from penstock.streams.spark.worker import run_interval

@@ -15,10 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.core.errors import StateMismatch
-from penstock.streams.bus.log import ARROW_TYPES, LOW_MAX
+from penstock.streams.bus.log import ARROW_TYPES, LOW_MAX, partition_of
 from penstock.streams.compile.functions import AGGREGATE_NAMES, AGGREGATES, accepts
 from penstock.streams.dsl.windows import Firing, Spans, session, sliding, tumbling
-from penstock.streams.keys import partition_of
 from penstock.streams.operators.aggregates import Aggregates, AggregateValue
 from penstock.streams.operators.build import operator_of
 from penstock.streams.rows.memory import MemoryRows

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from penstock.core.errors import ConfigError, NotFound
-from penstock.streams.bus.log import LOW_MAX, LOW_MIN, CategorySpec
+from penstock.streams.bus.log import LOW_MAX, LOW_MIN, CategorySpec, partition_of
 from penstock.streams.bus.memory import MemoryLog
 from penstock.streams.dsl.injector import (
     Injector,
@@ -16,7 +16,6 @@ from penstock.streams.dsl.injector import (
     expect_injectors,
     measure_skew,
 )
-from penstock.streams.keys import partition_of
 
 
 def a_log(watermark: str = "injector") -> MemoryLog:

@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.streams.bus.log import LOW_MAX, LOW_MIN
+from penstock.streams.bus.log import LOW_MAX, LOW_MIN, NULL_KEY
 from penstock.streams.dsl.windows import Spans, sliding, tumbling
-from penstock.streams.keys import NULL_KEY
 from penstock.streams.operators.build import operator_of
 from penstock.streams.rows.memory import MemoryRows
 from tests.streams.operator_world import Event, Low, OperatorWorld, Rec

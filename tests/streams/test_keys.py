@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock import testing, tumbling
+from penstock.streams.bus.log import NULL_KEY, has_null_part, key_texts, key_values
 from penstock.streams.dsl.computation import Computation, Context, Record, Value
 from penstock.streams.dsl.pipeline import Pipeline
 from penstock.streams.dsl.sql import pipeline_from_sql
-from penstock.streams.keys import NULL_KEY, has_null_part, key_texts, key_values
 from penstock.streams.operators.windowed import key_columns_of
 
 EVENTS = {

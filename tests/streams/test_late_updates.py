@@ -14,10 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock import session, sliding, testing, tumbling
-from penstock.streams.bus.log import LOW_MIN
+from penstock.streams.bus.log import LOW_MIN, partition_of
 from penstock.streams.dsl.pipeline import Pipeline
 from penstock.streams.dsl.windows import Spans
-from penstock.streams.keys import partition_of
 from penstock.streams.trial.run import Faults, Schedule
 
 PARTITIONS, LATENESS_MS = 2, 3

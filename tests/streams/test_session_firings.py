@@ -7,9 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.core.errors import StateMismatch
-from penstock.streams.bus.log import LOW_MAX
+from penstock.streams.bus.log import LOW_MAX, partition_of
 from penstock.streams.dsl.windows import Firing, session
-from penstock.streams.keys import partition_of
 from penstock.streams.operators.build import operator_of
 from penstock.streams.rows.memory import MemoryRows
 from tests.streams.operator_world import Event, Low, OperatorWorld, Rec

@@ -12,7 +12,7 @@ import pytest
 
 from penstock.core.errors import ConfigError, NotFound, PenstockError
 from penstock.jobs.tasks import interval_birth
-from penstock.streams.bus.log import LOW_MIN, CategorySpec
+from penstock.streams.bus.log import LOW_MIN, CategorySpec, partition_of
 from penstock.streams.bus.memory import MemoryLog
 from penstock.streams.dsl.computation import Opaque, StateCodec, Value
 from penstock.streams.dsl.windows import session, tumbling
@@ -24,7 +24,6 @@ from penstock.streams.inspect.state_view import (
     key_text,
     to_json_value,
 )
-from penstock.streams.keys import partition_of
 from penstock.streams.rows.memory import MemoryRows
 from penstock.streams.rows.row_store import Changes, IntervalRef, TimerRow
 from tests.builders import a_stored_config

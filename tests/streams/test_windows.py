@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.streams.bus.log import LOW_MAX
+from penstock.streams.bus.log import LOW_MAX, partition_of
 from penstock.streams.dsl.windows import Firing, Spans, session, sliding, tumbling
-from penstock.streams.keys import partition_of
 from penstock.streams.operators.build import operator_of
 from penstock.streams.rows.memory import MemoryRows
 from penstock.streams.rows.sqlite import SqliteRows

@@ -518,7 +518,7 @@ MUTANTS = (
         name="quarantine of a shard ignored",
         bugs=_manager(ForgivesAtOnce),
         faults=("stubborn task",),
-        noticed_by=("I4 a costly shard",),
+        noticed_by=("I4 a quarantined shard",),
         # A few at a time: with many, each costs one container and none costs two.
         fault_every_ms=60_000,
         write_every_ms=60_000,

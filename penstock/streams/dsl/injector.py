@@ -12,8 +12,7 @@ import pyarrow as pa
 from penstock.core.clock import Millis
 from penstock.core.errors import ConfigError, Fenced, NotFound, PenstockError, Refused, SequenceGap
 from penstock.core.system_clock import SystemClock, sleep_ms
-from penstock.streams.bus.log import HEADERS_FIELD, LOW_MAX, LOW_MIN, CategorySpec, Log
-from penstock.streams.keys import partitions_of
+from penstock.streams.bus.log import HEADERS_FIELD, LOW_MAX, LOW_MIN, CategorySpec, Log, partitions_of
 
 SKEW_CHECK_MS: Millis = 100
 

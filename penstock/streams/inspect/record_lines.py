@@ -23,9 +23,8 @@ import pyarrow.compute as pc
 from penstock.core.clock import Millis
 from penstock.core.errors import ConfigError
 from penstock.streams.bus.decode import decode_json, decode_values
-from penstock.streams.bus.log import ARROW_TYPES, HEADERS_FIELD, LOW_MAX, CategorySpec
+from penstock.streams.bus.log import ARROW_TYPES, HEADERS_FIELD, LOW_MAX, CategorySpec, partitions_of
 from penstock.streams.catalogue import nearest
-from penstock.streams.keys import partitions_of
 
 LINE_BYTES_MAX = 32 * 2**20
 TABLE = "table:"  # in place of a file: before the name of a table

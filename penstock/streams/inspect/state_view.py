@@ -20,9 +20,8 @@ from penstock.core.errors import ConfigError, IntervalMissing, NotFound
 from penstock.jobs.config import JobConfig
 from penstock.jobs.provision import STATEFUL
 from penstock.jobs.tasks import interval_birth
-from penstock.streams.bus.log import LOW_MIN, Log
+from penstock.streams.bus.log import LOW_MIN, NULL_KEY, Log, partition_of
 from penstock.streams.dsl.windows import RANK, Firing
-from penstock.streams.keys import NULL_KEY, partition_of
 from penstock.streams.operators.aggregates import KEY
 from penstock.streams.operators.blocks import INDEX, table_of
 from penstock.streams.rows.row_store import (

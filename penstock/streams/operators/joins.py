@@ -19,8 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.core.clock import Millis
-from penstock.streams.bus.log import ARROW_TYPES
-from penstock.streams.keys import has_null_part
+from penstock.streams.bus.log import ARROW_TYPES, has_null_part
 from penstock.streams.operators.blocks import decode_rows
 from penstock.streams.operators.windowed import STREAM, Lateness, Stretch, keyed_result, times_of
 from penstock.streams.rows.row_store import TimerRow

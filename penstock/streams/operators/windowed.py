@@ -17,9 +17,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.core.clock import Millis
-from penstock.streams.bus.log import ARROW_TYPES, LOW_COLUMN, LOW_MAX, LOW_MIN
+from penstock.streams.bus.log import ARROW_TYPES, LOW_COLUMN, LOW_MAX, LOW_MIN, key_parts, key_values
 from penstock.streams.dsl.windows import PARTIAL, WINDOW_END, WINDOW_START, Firing, Spans
-from penstock.streams.keys import key_parts, key_values
 from penstock.streams.operators.aggregates import CELL, KEY, Aggregates, AggregateValue, Partials
 from penstock.streams.operators.blocks import INDEX, Blocks
 from penstock.streams.rows.row_store import TimerRow

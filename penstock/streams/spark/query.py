@@ -10,8 +10,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
+from penstock.streams.bus.log import key_sql
 from penstock.streams.compile.expressions import check_plan
-from penstock.streams.keys import key_sql
 from penstock.streams.spark.worker import REPORT_DDL, step_function
 from penstock.streams.step.step import DATA, SYSTEM_COLUMNS, TaskDescriptor
 

@@ -188,7 +188,7 @@ def _stateful(task: TaskDescriptor, interval: OwnedInterval, user: _UserTime) ->
         log=open_log(task.bus),
         outputs=task.outputs,
         computation=user.of(logic) if "class" in task.plan["computation"] else logic,
-        sending=Sending.of(task.spec.config, lambda: time.monotonic_ns() // 1_000_000),
+        sending=Sending.of(task.config, lambda: time.monotonic_ns() // 1_000_000),
         cache=_CACHES.of(task.rows, interval.ref.job_birth, task.state_cache_bytes, _shared_folder),
     )
 

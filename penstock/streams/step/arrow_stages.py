@@ -18,9 +18,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from sqlglot import exp
 
-from penstock.streams.bus.log import ARROW_TYPES
+from penstock.streams.bus.log import ARROW_TYPES, key_texts
 from penstock.streams.compile.expressions import parse_text
-from penstock.streams.keys import key_texts
 from penstock.streams.step.reading import control_row, row_schema
 from penstock.streams.step.step import DATA, DONE, SYSTEM_COLUMNS, TaskDescriptor
 

@@ -12,8 +12,7 @@ import pyarrow as pa
 from penstock.core.clock import Millis
 from penstock.core.errors import CorruptData, ProductionRefused, StoreUnavailable
 from penstock.jobs.config import JobConfig
-from penstock.streams.bus.log import ARROW_TYPES, LOW_MAX, LOW_MIN, Log
-from penstock.streams.keys import partitions_of
+from penstock.streams.bus.log import ARROW_TYPES, LOW_MAX, LOW_MIN, Log, partitions_of
 from penstock.streams.rows.row_store import (
     IntervalRef,
     OutboxRow,

@@ -14,8 +14,7 @@ import pyarrow as pa
 
 from penstock.core.clock import Millis
 from penstock.core.errors import IntentStands, IntervalError, PoisonRecord, VersionMoved
-from penstock.streams.bus.log import ARROW_TYPES, LOW_MIN, Log
-from penstock.streams.keys import partitions_of
+from penstock.streams.bus.log import ARROW_TYPES, LOW_MIN, Log, partitions_of
 from penstock.streams.rows.row_store import Changes, Intent, IntervalRef, IntervalRow, RowStore, name_of
 from penstock.streams.step.stateful import COMMIT_ATTEMPTS
 from penstock.streams.step.step import (

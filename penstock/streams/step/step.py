@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 import pyarrow as pa
@@ -14,7 +14,7 @@ import pyarrow as pa
 from penstock.core import text as json_text
 from penstock.core.clock import Millis
 from penstock.core.errors import IntervalError, OffsetAhead, RowsOlderThanBus
-from penstock.jobs.config import PackageRef
+from penstock.jobs.config import JobConfig, PackageRef
 from penstock.jobs.tasks import TaskSpec
 from penstock.streams.bus.log import LOW_COLUMN, LOW_MIN, Category, CategorySpec, Log
 from penstock.streams.rows.row_store import IntervalRef, IntervalRow, RowStore, counter_name, name_of
@@ -65,7 +65,7 @@ class OwnedInterval:
     producers: Mapping[str, str]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class TaskDescriptor:
     """A task spec with what the task added when it acquired its intervals.
 
@@ -85,41 +85,43 @@ class TaskDescriptor:
     poisoned: Mapping[str, Mapping[str, Mapping[str, str]]] = field(default_factory=dict)
     # Batch mode only: partition -> {input category birth: [start, end)}, for replaying an intent.
     replay: Mapping[str, Mapping[str, tuple[int, int]]] | None = None
-    _plan: Mapping[str, Any] | None = field(default=None, init=False, compare=False, repr=False)
+
+    @cached_property
+    def config(self) -> JobConfig:
+        """The job's config, parsed once."""
+        return self.spec.config
 
     @property
     def kind(self) -> str:
-        return self.spec.config.kind
+        return self.config.kind
 
-    @property
+    @cached_property
     def plan(self) -> Mapping[str, Any]:
         """The plan as it is stored: intents are compared by their text, so it is never converted."""
-        if self._plan is None:
-            object.__setattr__(self, "_plan", json_text.loads(self.spec.config_json)["plan"])
-            assert self._plan is not None
-        return self._plan
+        plan: Mapping[str, Any] = json_text.loads(self.spec.config_json)["plan"]
+        return plan
 
-    @property
+    @cached_property
     def package(self) -> PackageRef:
-        return self.spec.config.code
+        return self.config.code
 
     @property
     def poison(self) -> str:
         """`fail`: stop at a record that cannot be processed; `skip`: write it to the dead letters."""
-        return self.spec.config.poison
+        return self.config.poison
 
     @property
     def batch_rows_max(self) -> int:
-        return self.spec.config.batch_rows_max
+        return self.config.batch_rows_max
 
     @property
     def batch_bytes_max(self) -> int:
-        return self.spec.config.batch_bytes_max
+        return self.config.batch_bytes_max
 
     @property
     def state_cache_bytes(self) -> int:
         """How many bytes of state each worker caches between batches."""
-        return self.spec.config.state_cache_bytes
+        return self.config.state_cache_bytes
 
     def with_config(self, **changes: Any) -> TaskDescriptor:
         """The same task with other values in its config."""

@@ -17,13 +17,12 @@ from penstock.core.clock import Millis
 from penstock.core.errors import PipelineError
 from penstock.jobs.config import JobConfig, PackageRef, validate_config
 from penstock.jobs.provision import cannot_run
-from penstock.streams.bus.log import LOW_MAX, CategorySpec
+from penstock.streams.bus.log import LOW_MAX, CategorySpec, partitions_of
 from penstock.streams.catalogue import LogCatalogue, category_from_json
 from penstock.streams.compile.packages import load_pipeline
 from penstock.streams.compile.plan import compile_pipeline
 from penstock.streams.dsl.computation import Computation
 from penstock.streams.dsl.pipeline import Pipeline
-from penstock.streams.keys import partitions_of
 from penstock.streams.step.arrow_stages import ArrowPlan, as_type, in_arrow, plan_in_arrow
 from penstock.streams.step.step import InputSpec, input_of
 from penstock.streams.step.vectorised import VectorComputation
