@@ -55,7 +55,7 @@ class Container:
                     assert not task.plan["stages"] and not task.plan["key"], "only Spark computes these"
                     with _as_a_worker(self._folder):
                         list(step_function(text)(iter(rows)))
-            found = LoadMeter(task, trigger_ms=1000).look(None, at_s=1.0, now_ms=0)
+            found = LoadMeter(task, trigger_ms=1000).measure(None, at_s=1.0, now_ms=0)
         return found
 
     def records(self, category: str) -> list[dict[str, Any]]:

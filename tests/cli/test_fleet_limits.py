@@ -20,7 +20,7 @@ def test_status_says_when_the_fleet_only_advises(shared: World, run: Run):
     found = run("status", "--folder", shared.folder, "-o", "json").json
     assert (found["advice_only"], found["rescales_max"]) == (False, 10)
     assert "advice only" not in run("status", "--folder", shared.folder).text
-    assert "do nothing" in shown(status_tables({**found, "advice_only": True}))
+    assert "report what they would do" in shown(status_tables({**found, "advice_only": True}))
 
 
 @pytest.mark.parametrize("given", ["-1", "100001", "many"])

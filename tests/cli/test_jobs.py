@@ -145,7 +145,7 @@ def test_pause_resume_stop(command: Command, tmp_path: Path):
         assert (done["layer"], done["effective"]) == ("oncall", state)
         assert command.json("job", "get", JOB)["config"]["state"] == state
     below = command("job", "resume", JOB, "--why", "mine", "--layer", "provisioner")
-    assert below.code == 0 and "but a higher layer says stopped" in below.text
+    assert below.code == 0 and "no effect: a higher layer sets stopped" in below.text
 
 
 def test_rm_and_restore(command: Command, tmp_path: Path):
@@ -257,12 +257,12 @@ def test_a_pipelines_jobs_are_jobs_like_others(world: World, run: Run):
     [
         ("name: demo.count\ntask_count: 1\ntask_count: 2\n", "line 3, column 1"),
         ("a: &a [1]\nb: *a\n", "anchors and aliases"),
-        ("name: demo.count\nkind: !!python/name:os.system\n", "tags are not taken"),
+        ("name: demo.count\nkind: !!python/name:os.system\n", "tags are not allowed"),
         ("- a\n", "not a map"),
         ("kind: stateless\n", "no `name:`"),
         (as_yaml(a_body(JOB, tsk_count=2)), "did you mean `task_count`?"),
         ("name: demo.count\nkind: stateful\n", "demo.count"),
-        ("name: ../x\n", "no job may be called '../x'"),
+        ("name: ../x\n", "'../x' is not a job name"),
         ("name: 2024-01-31\nowner: 2024-01-31\n", "2024-01-31"),
         ("\x00", "job.yaml"),
     ],

@@ -72,7 +72,7 @@ def test_a_class_that_is_not_known_is_found():
 
 
 @pytest.mark.parametrize(
-    "kinds", ["alarms.decide.Alarm", "scaling.policies.round.JobRecord", "fleet.messages.HeartbeatReply"]
+    "kinds", ["alarms.decide.Alarm", "scaling.policies.round.PolicyRecord", "fleet.messages.HeartbeatReply"]
 )
 def test_many_threads_may_be_the_first_to_decode(kinds: str):
     """In a fresh process that changes threads as often as it can: it ended with a read of NULL, if seldom."""

@@ -57,5 +57,5 @@ def test_the_command_prints_the_seed_first_and_says_what_it_did(capsys: pytest.C
     assert main(["--seeds", "1", "--start", "14"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("seed 14: ")
-    assert "no invariant was broken" in lines
+    assert "no invariant was violated" in lines
     assert any(line.startswith("faults by kind") for line in lines)

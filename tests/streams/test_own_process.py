@@ -138,4 +138,4 @@ def test_isolation_decides_which_runner_gets_a_task(world: World, tmp_path: Path
     assert [status.task_id for status in world.runner.poll()] == ["a/0"] and shared.poll() == ()
     refusing = KindRunner({}, None)
     refusing.start(a_spec("b/0", config={"kind": "stateless", "isolation": "process"}), shard_epoch=1)
-    assert "runs no tasks of kind" in refusing.poll()[0].error
+    assert "cannot run tasks of kind" in refusing.poll()[0].error

@@ -215,8 +215,8 @@ def test_a_password_in_the_address_is_in_no_answer_no_file_name_and_no_process_l
 def test_an_engine_takes_the_address_out_of_the_environment_of_what_it_starts(rows: str) -> None:
     code = (
         "import os, subprocess, sys\n"
-        "from penstock.container.container import take_rows\n"
-        "assert take_rows('env:PENSTOCK_ROWS')\n"
+        "from penstock.container.container import pop_rows_address\n"
+        "assert pop_rows_address('env:PENSTOCK_ROWS')\n"
         "print(subprocess.run(['env'], capture_output=True, text=True).stdout)\n"
     )
     environment = {**os.environ, "PENSTOCK_ROWS": rows}

@@ -223,4 +223,4 @@ def test_what_no_version_runs_yet_is_told_when_the_run_is_made():
     left.join(right, window=session(gap="1s")).sink("pairs")
     with pytest.raises(PipelineError, match="cannot be run yet") as caught:
         testing.PipelineRun(p, SALES, RETURNS)
-    assert "by session" in caught.value.why and caught.value.fix
+    assert "session windows" in caught.value.why and caught.value.fix

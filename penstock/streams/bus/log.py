@@ -1,5 +1,5 @@
 """The contract of the bus: categories of partitions, idempotent fenced publishing, marks; and the checks that
-all implementations share, so that they cannot differ; and the text and partition of a key, which never change.
+all implementations share, so that they cannot differ; and text and partition of a key, which never change.
 Pure.
 
 A record on the bus is a row of an Arrow batch: `_seq` int64, `_ts` int64 (event time, ms), `_key` string,

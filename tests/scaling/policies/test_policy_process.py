@@ -144,7 +144,7 @@ def test_a_policy_that_cannot_be_imported_says_why(load: Load):
     [
         ("wrong", "Missing", "no class Missing"),
         ("wrong", "Other", "no class Other"),
-        ("right", "Wrong", "calls itself 'wrong'"),
+        ("right", "Wrong", "its name is 'wrong'"),
         ("wrong", "Dear", "ValueError: too dear"),
     ],
 )

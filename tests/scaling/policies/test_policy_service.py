@@ -199,7 +199,7 @@ def test_a_write_that_is_refused_is_told_and_tried_again_after_the_cool_down():
     setup = Setup(Scaler())
     setup.fleet.refuse = VersionConflict("shops.total", expected=1, actual=2)
     setup.service.tick(NOW_MS)
-    assert "somebody else" in setup.journal.kept[0].reason
+    assert "another writer" in setup.journal.kept[0].reason
     assert setup.records.load("shops.total")[0].open is None, "there is nothing to watch"
     setup.fleet.refuse = None
     setup.service.tick(NOW_MS + 60_000)
