@@ -53,7 +53,7 @@ def test_a_state_is_read_once_by_each_worker_whoever_gets_the_batches(spark: Any
     news = SharedChanges(Path(SparkFiles.getRootDirectory()) / "penstock-news", 2**24)
     job = "news.running"
     refs = list(intervals_of(job, stage.birth(job), JobConfig.from_stored(stage.configs[job])))
-    changes = [change for ref in refs for change in news.since(ref, FilePosition())[0]]
+    changes = [change for ref in refs for change in news.read_after(ref, FilePosition())[0]]
     assert len(refs) == 2 and len(changes) >= 2 * ROUNDS
     read = sum(change.read for change in changes)
     written = sum(len(change.states) for change in changes)
