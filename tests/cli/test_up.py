@@ -191,7 +191,7 @@ def test_it_says_up_when_the_first_container_is_ready(tmp_path: Path):
     ended = up.end(signal.SIGTERM)
     assert ended.code == 0
     assert said.index("the control plane listens at") < said.index("1 container (process): starting")
-    assert "c1 is ready after" in said and "the code of jobs and policies runs as this user" in said
+    assert "c1 is ready after" in said and "code of jobs and policies runs as this user" in said
 
 
 def test_an_engine_that_cannot_start_says_why_in_up_and_in_status(run: Run, tmp_path: Path):
