@@ -305,7 +305,7 @@ def test_a_union_of_an_injector_and_an_event_time_source_ends(tmp_path: Path, fi
     assert "both.by_shop: 43 records read, 1 late, 0 dropped, 1 dead letters, 0 waiting" in ran.stderr
     for job in ("aggregate", "with_updates"):
         assert f"both.{job}: 42 records read, 1 late, 1 dropped, 0 dead letters, 0 waiting" in ran.stderr
-    assert "both.aggregate: 1 of 42 records were late and count in no result" in ran.stderr
+    assert "both.aggregate: 1 of 42 records were late and are in no result" in ran.stderr
 
 
 def ended(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
