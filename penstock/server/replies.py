@@ -16,6 +16,9 @@ from penstock.jobs.syncer.sync_plan import FieldChange
 from penstock.server.answers import PROBLEM
 from penstock.server.bodies import JobState
 
+# A sum that may be a whole number: 0 is sent as 0, not as 0.0.
+Number = float | int
+
 
 class Reply(BaseModel):
     """What a route returns. Its values are checked when it is built, and not again when it is sent."""

@@ -12,7 +12,7 @@ from penstock.scaling.scaler.observation import is_short_of_room
 from penstock.server import bodies
 from penstock.server.bodies import Key, NameQuery, WhyQuery
 from penstock.server.pools import LONG, WRITES
-from penstock.server.replies import WRITING, Reply, Responses, problems
+from penstock.server.replies import WRITING, Number, Reply, Responses, problems
 from penstock.server.security import Guard
 from penstock.server.services import Control, WriteArguments
 
@@ -120,10 +120,10 @@ class CapacityKind(Reply):
     """One resource of the cluster; null: unlimited."""
 
     kind: str
-    total: float | None
-    reserved: float
-    used: float
-    remaining: float | None
+    total: Number | None
+    reserved: Number
+    used: Number
+    remaining: Number | None
 
 
 class StoppedJob(Reply):
@@ -132,7 +132,7 @@ class StoppedJob(Reply):
     job: str
     priority: int
     reason: str
-    reserved: dict[str, float]
+    reserved: dict[str, Number]
 
 
 class CapacityReply(Reply):

@@ -28,7 +28,7 @@ from penstock.jobs.text_rules import check_line
 from penstock.server import bodies
 from penstock.server.bodies import Name, NameQuery
 from penstock.server.pools import LONG, WRITES
-from penstock.server.replies import Reply, problems
+from penstock.server.replies import Number, Reply, problems
 from penstock.server.security import Guard
 from penstock.server.services import Control
 
@@ -47,7 +47,7 @@ class ContainerLine(Reply):
     draining: bool
     shards: int
     tasks: int
-    capacity: dict[str, float]
+    capacity: dict[str, Number]
     region: str
     host: str
     pid: int
@@ -134,7 +134,7 @@ class ShardPage(ShardLine):
     """One shard with its history; `outlook`: what the next placement round would do with it, and why."""
 
     task_ids: list[str]
-    load: dict[str, float]
+    load: dict[str, Number]
     history: list[ShardMoved]
     outlook: str
 
@@ -274,7 +274,7 @@ class FleetReader:
             outlook=outlook,
         )
 
-    def _outlook(self, number: int) -> tuple[dict[str, float], str]:
+    def _outlook(self, number: int) -> tuple[dict[str, Number], str]:
         try:
             load, decision = self._plane.shard_manager.outlook(number, self._plane.clock.boot_ms())
         except StoreUnavailable as error:  # on a standby; only the active instance has it
