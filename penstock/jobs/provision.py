@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from penstock.core.errors import ConfigError, NeedsConsent, Refused
@@ -187,9 +187,6 @@ class JobChange:
     state_kept: bool
     reason: str
     conflict: str = ""  # why a submit would be refused: its state cannot be used
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def read_compiled(compiled: Mapping[str, Any]) -> SubmittedPipeline:
