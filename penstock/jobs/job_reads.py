@@ -38,6 +38,7 @@ from penstock.jobs.layer_writer import (
 from penstock.jobs.layers import Layer, LayerRow, Provenance, merge_layers, provenance
 from penstock.jobs.provision import (
     JobChange,
+    SubmitAction,
     SubmittedPipeline,
     plan_change,
     plan_removal,
@@ -193,7 +194,7 @@ class Submitted:
     """A pipeline was submitted: the new expected version of each job, and what was done to it."""
 
     jobs: Mapping[str, int]
-    done: Mapping[str, str]  # created | updated | unchanged | reset | stopped
+    done: Mapping[str, SubmitAction]
 
     @classmethod
     def of(cls, response: Mapping[str, Any]) -> Submitted:

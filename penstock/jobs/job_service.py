@@ -44,6 +44,7 @@ from penstock.jobs.layer_writer import (
 )
 from penstock.jobs.layers import Layer, merge_layers, patch_body
 from penstock.jobs.provision import (
+    SubmitAction,
     action_taken,
     cannot_run,
     check_consent,
@@ -359,7 +360,7 @@ class JobService(JobReads):
             replaced = replaced_origin(pipeline, package)
             check_consent(pipeline, [record.job.name for record in removed], replaced)
             versions: dict[str, int] = {}
-            actions: dict[str, str] = {}
+            actions: dict[str, SubmitAction] = {}
             for name, body in pipeline.jobs.items():
                 record = records.get(name)
                 if record is None or record.job.deleted:

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
 from penstock.core.errors import ConfigError, NeedsConsent, Refused
 from penstock.jobs.config import NAME_PATTERN, JobConfig
@@ -144,6 +144,9 @@ ORIGIN_MAX = 500
 STATE_FIELDS = ("kind", "lineage", "partitions")
 
 
+SubmitAction = Literal["created", "updated", "unchanged", "reset", "stopped"]  # what was done to a job
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubmittedPipeline:
     """A pipeline as posted by `penstock submit`: the provisioner layer of each job, and the graph."""
@@ -184,9 +187,6 @@ class JobChange:
     state_kept: bool
     reason: str
     conflict: str = ""  # why a submit would be refused: its state cannot be used
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def read_compiled(compiled: Mapping[str, Any]) -> SubmittedPipeline:
@@ -276,7 +276,7 @@ def check_consent(pipeline: SubmittedPipeline, removed: Sequence[str], replaced:
         raise NeedsConsent(pipeline.name, stops=list(removed), replaces=replaced, origin=pipeline.origin)
 
 
-def action_taken(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
+def action_taken(before: Mapping[str, Any], after: Mapping[str, Any]) -> SubmitAction:
     """What a write of the provisioner layer did: reset, unchanged or updated."""
     if after.get("lineage", 0) != before.get("lineage", 0):
         return "reset"

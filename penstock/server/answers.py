@@ -1,4 +1,7 @@
-"""HTTP responses: JSON, or problem+json with the headers that its status needs."""
+"""HTTP responses: headers of replies, JSON that is encoded already, and problem+json for errors.
+
+A route returns its reply model; FastAPI writes it, from the model alone.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,6 @@ import json
 from collections.abc import Sequence
 from typing import Any, get_type_hints
 
-import msgspec
 import structlog
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -32,13 +34,24 @@ def answer_problems(app: FastAPI) -> None:
     app.exception_handler(Exception)(on_bug)
 
 
-def answer(value: Any, *, status: int = 200, version: int | None = None, location: str = "") -> Response:
-    """A JSON response; bytes are encoded JSON already. The value is not validated. `version` is the ETag."""
-    headers = {} if version is None else {"ETag": f'"{version}"'}
+def set_version(response: Response, version: int) -> None:
+    """Set the ETag of a route's response."""
+    response.headers["ETag"] = f'"{version}"'
+
+
+def set_created(response: Response, location: str = "") -> None:
+    """Set status 201 for a route's response, and the URL of what was created."""
+    response.status_code = 201
     if location:
-        headers["Location"] = location
-    content = value if isinstance(value, bytes) else msgspec.json.encode(value)
-    return Response(content, status_code=status, media_type="application/json", headers=headers)
+        response.headers["Location"] = location
+
+
+def encoded(body: bytes, *, version: int | None = None) -> Response:
+    """A response of JSON that is encoded already, for the few routes that return no reply model."""
+    response = Response(body, media_type="application/json")
+    if version is not None:
+        set_version(response, version)
+    return response
 
 
 def problem_response(

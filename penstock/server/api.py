@@ -1,4 +1,5 @@
-"""The HTTP API, `/api/v1`. Each route names its verb, calls one service, and answers JSON or problem+json.
+"""The HTTP API, `/api/v1`. Each route names its verb, calls one service, and returns its reply model; errors
+are problem+json.
 
 Most routes are plain functions, which run in thread pools beside the event loop. Every API process has all
 routes; the server workers forward those of `add_control_routes` to the control plane process.

@@ -11,7 +11,7 @@ from dataclasses import asdict
 from typing import Annotated, Any
 
 import msgspec
-from fastapi import APIRouter, Query, Response
+from fastapi import APIRouter, Query
 
 from penstock.container.sessions import last_failure
 from penstock.core.clock import Millis
@@ -21,7 +21,6 @@ from penstock.fleet.messages import TaskReport, summarize_error
 from penstock.jobs.job_reads import JobView
 from penstock.jobs.running_store import RunningRow
 from penstock.server import replies
-from penstock.server.answers import answer
 from penstock.server.bodies import Subject
 from penstock.server.pools import LONG
 from penstock.server.replies import problems
@@ -217,17 +216,17 @@ def _counts(reports: Sequence[tuple[str, TaskReport]]) -> dict[str, int] | None:
 def add_watermark_routes(router: APIRouter, plane: Services, guard: Guard) -> None:
     """The route about watermarks."""
 
-    @router.get("/watermarks", response_model=replies.Watermarks, responses=problems(404))
+    @router.get("/watermarks", responses=problems(404))
     @LONG
     def get_watermarks(
         subject: Subject = None,
         percent: Annotated[int | None, Query(ge=1, le=100)] = None,
         caller: Caller = guard.allow("category.read"),
-    ) -> Response:
+    ) -> replies.Watermarks:
         """Watermarks of a category, or of the outputs of a job or a pipeline, and what holds each back. With
         `percent` also the low that producers of so many per cent of its records have reached.
         """
-        return answer(watermarks_of(plane, subject or "", percent))
+        return replies.Watermarks(**watermarks_of(plane, subject or "", percent))
 
 
 def watermarks_of(plane: Services, subject: str, percent: int | None) -> dict[str, Any]:

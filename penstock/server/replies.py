@@ -1,16 +1,28 @@
-"""Response models of the API, for its OpenAPI description. Tests compare them with real responses."""
+"""Reply models of the API: what its routes return, and its OpenAPI description."""
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from penstock.core.journal import Entry
+from penstock.db.journal_store import AuditRow
+from penstock.db.tokens import TokenRow
+from penstock.jobs.config import Sync
+from penstock.jobs.layers import Layer, LayerRow
+from penstock.jobs.provision import JobChange, SubmitAction
+from penstock.jobs.syncer.sync_plan import FieldChange
 from penstock.server.answers import PROBLEM
 from penstock.server.bodies import JobState
 
+# A sum that may be a whole number: 0 is sent as 0, not as 0.0.
+Number = float | int
 
-class _Reply(BaseModel):
+
+class Reply(BaseModel):
+    """What a route returns. Its values are checked when it is built, and not again when it is sent."""
+
     model_config = ConfigDict(extra="forbid")
 
 
@@ -26,19 +38,19 @@ class ProblemReply(BaseModel):
     fix: str
 
 
-class Health(_Reply):
+class Health(Reply):
     """The server answers."""
 
     status: Literal["ok"]
 
 
-class LoadReply(_Reply):
+class LoadReply(Reply):
     """The load of a job, as the scaler measured it."""
 
     model_config = ConfigDict(extra="allow")
 
 
-class Counts(_Reply):
+class Counts(Reply):
     """Records of a job since its state was created: read, late, late and dropped, dead letters; and records
     that wait to be read.
     """
@@ -50,7 +62,7 @@ class Counts(_Reply):
     waiting: int
 
 
-class TaskLine(_Reply):
+class TaskLine(Reply):
     """One task as its container last reported it."""
 
     model_config = ConfigDict(extra="allow")
@@ -60,7 +72,7 @@ class TaskLine(_Reply):
     state: str
 
 
-class JobLine(_Reply):
+class JobLine(Reply):
     """Summary of one job."""
 
     name: str
@@ -86,14 +98,14 @@ class JobLine(_Reply):
     tasks: list[TaskLine]
 
 
-class JobPage(_Reply):
+class JobPage(Reply):
     """A page of jobs by name; `next` is the `after` of the next page."""
 
     jobs: list[JobLine]
     next: str | None
 
 
-class LayerReply(_Reply):
+class LayerReply(Reply):
     """One layer of one job as written."""
 
     layer: str
@@ -104,8 +116,20 @@ class LayerReply(_Reply):
     reason: str
     at_ms: int
 
+    @classmethod
+    def of(cls, row: LayerRow) -> Self:
+        return cls(
+            layer=row.layer,
+            precedence=row.precedence,
+            body=dict(row.body),
+            version=row.version,
+            actor=row.actor,
+            reason=row.reason,
+            at_ms=row.at_ms,
+        )
 
-class ProvenanceReply(_Reply):
+
+class ProvenanceReply(Reply):
     """The layer that sets one field, by whom and why."""
 
     layer: str
@@ -115,7 +139,7 @@ class ProvenanceReply(_Reply):
     version: int
 
 
-class Job(_Reply):
+class Job(Reply):
     """One job with layers, merged config, load and tasks."""
 
     model_config = ConfigDict(extra="allow")
@@ -138,20 +162,20 @@ class Job(_Reply):
     tasks: list[TaskLine]
 
 
-class Written(_Reply):
+class Written(Reply):
     """The job's expected version now."""
 
     version: int
 
 
-class AppliedReply(_Reply):
+class AppliedReply(Reply):
     """The job's expected version now, and whether it is new."""
 
     version: int
     created: bool
 
 
-class StateReply(_Reply):
+class StateReply(Reply):
     """The layer that was written, and the state in the merge of all layers."""
 
     version: int
@@ -159,19 +183,21 @@ class StateReply(_Reply):
     effective: str
 
 
-class ChangedReply(_Reply):
+class ChangedReply(Reply):
     """One path whose value differs, and how the change is synchronized."""
 
     path: str
     old: Any
     new: Any
-    sync: Literal["complex", "restart", "live"]
+    sync: Sync
+
+    @classmethod
+    def of(cls, change: FieldChange) -> Self:
+        return cls(path=change.path, old=change.old, new=change.new, sync=change.sync)
 
 
-class JobChangeReply(_Reply):
-    """What a change would do to one job."""
-
-    model_config = ConfigDict(extra="allow")
+class JobChangeReply(Reply):
+    """What a change would do to one job; `conflict`: why it would be refused ("": it would not)."""
 
     job: str
     change: str
@@ -180,43 +206,57 @@ class JobChangeReply(_Reply):
     tasks_after: int
     state_kept: bool
     reason: str
+    conflict: str
+
+    @classmethod
+    def of(cls, change: JobChange) -> Self:
+        return cls(
+            job=change.job,
+            change=change.change,
+            changed=[ChangedReply.of(field) for field in change.changed],
+            restarts=list(change.restarts),
+            tasks_after=change.tasks_after,
+            state_kept=change.state_kept,
+            reason=change.reason,
+            conflict=change.conflict,
+        )
 
 
-class Planned(_Reply):
+class Planned(Reply):
     """What would change, and the file of the other pipeline that would be replaced ("": none)."""
 
     changes: list[JobChangeReply]
     replaces: str
 
 
-class SubmittedReply(_Reply):
+class SubmittedReply(Reply):
     """The expected version of every written job, and what was done."""
 
     jobs: dict[str, int]
-    done: dict[str, Literal["created", "updated", "unchanged", "reset", "stopped"]]
+    done: dict[str, SubmitAction]
 
 
-class Layers(_Reply):
+class Layers(Reply):
     """The layers of a job at one version, lowest first."""
 
     version: int
     layers: list[LayerReply]
 
 
-class HistoryPage(_Reply):
+class HistoryPage(Reply):
     """Writes of layers, newest first; `next` is the `before` of the next page."""
 
     history: list[LayerReply]
     next: int | None
 
 
-class Diff(_Reply):
+class Diff(Reply):
     """Differences of two configs."""
 
     changes: list[ChangedReply]
 
 
-class AuditEntry(_Reply):
+class AuditEntry(Reply):
     """Who changed what, when and why."""
 
     id: int
@@ -228,15 +268,28 @@ class AuditEntry(_Reply):
     reason: str
     data: dict[str, Any]
 
+    @classmethod
+    def of(cls, row: AuditRow) -> Self:
+        return cls(
+            id=row.id,
+            at_ms=row.at_ms,
+            actor=row.actor,
+            role=row.role,
+            action=row.action,
+            subject=row.subject,
+            reason=row.reason,
+            data=dict(row.data),
+        )
 
-class AuditPage(_Reply):
+
+class AuditPage(Reply):
     """Changes, newest first; `next` is the `before` of the next page."""
 
     entries: list[AuditEntry]
     next: int | None
 
 
-class LayerKind(_Reply):
+class LayerKind(Reply):
     """One kind of layer of the expected config."""
 
     name: str
@@ -245,14 +298,24 @@ class LayerKind(_Reply):
     replaces_plan: bool
     fields: list[str]
 
+    @classmethod
+    def of(cls, kind: Layer) -> Self:
+        return cls(
+            name=kind.name,
+            precedence=kind.precedence,
+            writers=sorted(kind.writers),
+            replaces_plan=kind.replaces_plan,
+            fields=sorted(kind.fields),
+        )
 
-class LayerKinds(_Reply):
+
+class LayerKinds(Reply):
     """Every kind of layer, lowest first."""
 
     layers: list[LayerKind]
 
 
-class Token(_Reply):
+class Token(Reply):
     """A token's metadata, without its secret."""
 
     id: str
@@ -264,8 +327,21 @@ class Token(_Reply):
     revoked_ms: int
     container: str = Field(description='The container for which it is valid; "": none, or not used yet.')
 
+    @classmethod
+    def of(cls, row: TokenRow) -> Token:
+        return Token(
+            id=row.id,
+            name=row.name,
+            role=row.role,
+            expires_ms=row.expires_ms,
+            issued_ms=row.issued_ms,
+            issued_by=row.issued_by,
+            revoked_ms=row.revoked_ms,
+            container=row.container,
+        )
 
-class Tokens(_Reply):
+
+class Tokens(Reply):
     """Every token ever issued."""
 
     tokens: list[Token]
@@ -277,7 +353,7 @@ class IssuedToken(Token):
     token: str | None
 
 
-class JournalEntry(_Reply):
+class JournalEntry(Reply):
     """One decision."""
 
     id: int
@@ -289,14 +365,27 @@ class JournalEntry(_Reply):
     reason: str
     data: dict[str, Any]
 
+    @classmethod
+    def of(cls, entry: Entry) -> Self:
+        return cls(
+            id=entry.id,
+            at_ms=entry.at_ms,
+            actor=entry.actor,
+            kind=entry.kind,
+            subject=entry.subject,
+            decision=entry.decision,
+            reason=entry.reason,
+            data=dict(entry.data),
+        )
 
-class JournalReply(_Reply):
+
+class JournalReply(Reply):
     """Decisions, oldest first."""
 
     entries: list[JournalEntry]
 
 
-class Status(_Reply):
+class Status(Reply):
     """Status of all jobs, containers and loops."""
 
     model_config = ConfigDict(extra="allow")
@@ -307,7 +396,7 @@ class Status(_Reply):
     loops: dict[str, Any]
 
 
-class CategoryReply(_Reply):
+class CategoryReply(Reply):
     """One category of the bus."""
 
     spec: dict[str, Any]
@@ -316,14 +405,14 @@ class CategoryReply(_Reply):
     watermark: int
 
 
-class Categories(_Reply):
+class Categories(Reply):
     """Every category of the bus; `unreadable`: those that cannot be read, with the error."""
 
     categories: list[CategoryReply]
-    unreadable: dict[str, str] = {}
+    unreadable: dict[str, str] = Field(default={}, exclude_if=lambda found: not found)
 
 
-class Watermarks(_Reply):
+class Watermarks(Reply):
     """Watermarks, and what holds each back."""
 
     subject: str
@@ -332,7 +421,7 @@ class Watermarks(_Reply):
     intervals: list[dict[str, Any]]
 
 
-class ExaminationReply(_Reply):
+class ExaminationReply(Reply):
     """The doctor's findings, the worst first; causes that were ruled out, and facts that were unavailable."""
 
     job: str
@@ -342,7 +431,7 @@ class ExaminationReply(_Reply):
     not_known: list[dict[str, Any]]
 
 
-class KeptStates(_Reply):
+class KeptStates(Reply):
     """A page of a job's state; `versions`: the version of each interval that was read."""
 
     job: str
@@ -351,7 +440,7 @@ class KeptStates(_Reply):
     next: str | None
 
 
-class KeptTimers(_Reply):
+class KeptTimers(Reply):
     """A page of a job's timers."""
 
     job: str
@@ -360,7 +449,7 @@ class KeptTimers(_Reply):
     next: str | None
 
 
-class KeptState(_Reply):
+class KeptState(Reply):
     """State and timers of one key."""
 
     job: str
@@ -371,25 +460,25 @@ class KeptState(_Reply):
     timers: list[dict[str, Any]]
 
 
-class PackageHash(_Reply):
+class PackageHash(Reply):
     """A stored package."""
 
     hash: str
 
 
-class RegisteredReply(_Reply):
+class RegisteredReply(Reply):
     """A registered container."""
 
     container: str
 
 
-class TaskListReply(_Reply):
+class TaskListReply(Reply):
     """The task list, or its changes since a version."""
 
     model_config = ConfigDict(extra="allow")
 
 
-class BeatReply(_Reply):
+class BeatReply(Reply):
     """The reply to a heartbeat: verdict, shards and orders."""
 
     model_config = ConfigDict(extra="allow")
@@ -398,14 +487,14 @@ class BeatReply(_Reply):
     sequence: int
 
 
-class MetricLine(_Reply):
+class MetricLine(Reply):
     """One metric: a value per minute, null where it is unknown."""
 
     unit: str
     values: list[float | None]
 
 
-class JobMetrics(_Reply):
+class JobMetrics(Reply):
     """Metrics of a job by minute, oldest first."""
 
     job: str
@@ -414,7 +503,7 @@ class JobMetrics(_Reply):
     metrics: dict[str, MetricLine]
 
 
-class LogText(_Reply):
+class LogText(Reply):
     """The end of a container's log."""
 
     text: str

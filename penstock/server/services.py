@@ -7,7 +7,6 @@ from __future__ import annotations
 import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -20,6 +19,7 @@ from penstock.db.journal_store import JournalStore
 from penstock.db.tokens import Caller, TokenStore
 from penstock.fleet.messages import Heartbeat, HeartbeatReply
 from penstock.fleet.shard_store import FleetView, ShardStore
+from penstock.jobs.job_reads import Submitted
 from penstock.jobs.job_service import Actor, JobService
 from penstock.jobs.job_store import JobStore
 from penstock.jobs.layer_writer import CallOptions
@@ -28,6 +28,7 @@ from penstock.jobs.text_rules import shown
 from penstock.jobs.token_service import TokenService
 from penstock.scaling.metrics.frames import JobLoad
 from penstock.scaling.metrics.store import MetricStore
+from penstock.server import replies
 from penstock.settings import Settings
 from penstock.streams.bus.log import CategorySpec
 from penstock.streams.catalogue import category_to_json
@@ -83,7 +84,7 @@ class Services(ABC):
 
     def submit_pipeline(
         self, compiled: Mapping[str, Any], *, actor: Actor, reason: str, idempotency_key: str | None
-    ) -> dict[str, Any]:
+    ) -> Submitted:
         """Store a compiled pipeline in the provisioner layer of its jobs."""
         package = compiled.get("package")
         hash_ = str(package.get("hash", "")) if isinstance(package, Mapping) else ""
@@ -102,16 +103,11 @@ class Services(ABC):
             new_birth=lambda: secrets.token_hex(8),
         )
         self.wake_syncer()
-        return asdict(done)
-
-    def plan_pipeline(self, compiled: Mapping[str, Any]) -> dict[str, Any]:
-        """What a submit would change, and the file of the other pipeline that it would replace."""
-        changes, replaces = self.jobs.plan_submit(dict(compiled))
-        return {"changes": [change.to_json() for change in changes], "replaces": replaces}
+        return done
 
     # -- streams ----------------------------------------------------------------------------------------
 
-    def category_views(self) -> dict[str, Any]:
+    def category_views(self) -> replies.Categories:
         """Every category; for those that cannot be read, the error."""
         views, unreadable = [], {}
         for name in self.log.names():
@@ -121,17 +117,17 @@ class Services(ABC):
                 continue  # its creation is not complete
             except PenstockError as error:
                 unreadable[name] = f"{error.what}: {error.why}"
-        return {"categories": views, **({"unreadable": unreadable} if unreadable else {})}
+        return replies.Categories(categories=views, unreadable=unreadable)
 
-    def category_view(self, name: str) -> dict[str, Any]:
+    def category_view(self, name: str) -> replies.CategoryReply:
         """One category: spec, birth, end offsets and watermark."""
         category = self.log.describe(name)
-        return {
-            "spec": category_to_json(category.spec),
-            "birth": category.birth,
-            "end_offsets": list(self.log.end_offsets(name)),
-            "watermark": self.log.watermark(name),
-        }
+        return replies.CategoryReply(
+            spec=category_to_json(category.spec),
+            birth=category.birth,
+            end_offsets=list(self.log.end_offsets(name)),
+            watermark=self.log.watermark(name),
+        )
 
     def create_category(self, spec: CategorySpec, *, actor: str) -> bool:
         """Create a category for external records; False if it exists already with the same spec."""

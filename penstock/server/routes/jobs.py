@@ -9,7 +9,7 @@ from fastapi import APIRouter, Response
 from penstock.core.errors import ConfigError
 from penstock.db.tokens import Caller
 from penstock.server import bodies, replies
-from penstock.server.answers import answer
+from penstock.server.answers import encoded, set_created, set_version
 from penstock.server.bodies import (
     IfMatch,
     IfNew,
@@ -46,6 +46,7 @@ def _add_reads(router: APIRouter, plane: Services, guard: Guard, pages: JobPages
         READS, pages.several, batch_max=BATCH_MAX
     )
 
+    # Bytes: jobs are encoded once, when they change. A page of 100 takes 0.09 ms, as models 0.5 ms.
     @router.get("/jobs", response_model=replies.JobPage, responses=problems())
     @reads
     def list_jobs(
@@ -66,35 +67,39 @@ def _add_reads(router: APIRouter, plane: Services, guard: Guard, pages: JobPages
         found = pages.jobs(
             labels=labels, state=state, pipeline=pipeline, removed=removed, after=after or "", limit=limit
         )
-        return answer(found)
+        return encoded(found)
 
+    # Bytes, for the same reason: 1 µs a job, as a model 40 µs.
     @router.get("/jobs/{name}", response_model=replies.Job, responses=problems(404))
     async def get_job(name: Name, caller: Caller = guard.allow("job.read")) -> Response:
         """One job: layers, provenance, merged config, running config, plan."""
         found = await jobs.ask(name)
         version, body = found if found is not None else await READS.run(pages.job, name)
-        return answer(body, version=version)
+        return encoded(body, version=version)
 
-    @router.post("/jobs/{name}/plan", response_model=replies.JobChangeReply, responses=problems(404))
+    @router.post("/jobs/{name}/plan", responses=problems(404))
     @LONG
-    def plan_job(name: Name, body: bodies.PlanJobBody, caller: Caller = guard.allow("job.plan")) -> Response:
+    def plan_job(
+        name: Name, body: bodies.PlanJobBody, caller: Caller = guard.allow("job.plan")
+    ) -> replies.JobChangeReply:
         """What applying this layer would change. Writes nothing."""
-        return answer(plane.jobs.plan_job(name, body.config))
+        return replies.JobChangeReply.of(plane.jobs.plan_job(name, body.config))
 
 
 def _add_writes(router: APIRouter, plane: Services, guard: Guard, prefix: str) -> None:
     arguments = WriteArguments(plane)
 
-    @router.put("/jobs/{name}", response_model=replies.AppliedReply, responses=CREATED | problems(*WRITING))
+    @router.put("/jobs/{name}", responses=CREATED | problems(*WRITING))
     @WRITES
     def apply_job(
         name: Name,
         body: bodies.ApplyBody,
+        response: Response,
         caller: Caller = guard.allow("job.apply"),
         idempotency_key: Key = None,
         if_match: IfVersion = None,
         if_none_match: IfNew = None,
-    ) -> Response:
+    ) -> replies.AppliedReply:
         """Write the job's provisioner layer; create the job if it does not exist."""
         if if_match is not None and if_none_match is not None:
             raise ConfigError(
@@ -111,18 +116,21 @@ def _add_writes(router: APIRouter, plane: Services, guard: Guard, prefix: str) -
             **arguments(caller, body.why, idempotency_key),
         )
         plane.wake_syncer()
-        status, location = (201, f"{prefix}/jobs/{name}") if done.created else (200, "")
-        return answer(done, status=status, version=done.version, location=location)
+        set_version(response, done.version)
+        if done.created:
+            set_created(response, f"{prefix}/jobs/{name}")
+        return replies.AppliedReply(version=done.version, created=done.created)
 
-    @router.post("/jobs/{name}/state", response_model=replies.StateReply, responses=problems(*WRITING))
+    @router.post("/jobs/{name}/state", responses=problems(*WRITING))
     @WRITES
     def set_state(
         name: Name,
         body: bodies.SetStateBody,
+        response: Response,
         caller: Caller = guard.allow("job.state"),
         idempotency_key: Key = None,
         if_match: IfMatch = None,
-    ) -> Response:
+    ) -> replies.StateReply:
         """Set the state that a job should have: running, paused or stopped."""
         done = plane.jobs.set_state(
             name,
@@ -132,40 +140,45 @@ def _add_writes(router: APIRouter, plane: Services, guard: Guard, prefix: str) -
             **arguments(caller, body.why, idempotency_key),
         )
         plane.wake_syncer()
-        return answer(done, version=done.version)
+        set_version(response, done.version)
+        return replies.StateReply(version=done.version, layer=done.layer, effective=done.effective)
 
 
 def _add_ends(router: APIRouter, plane: Services, guard: Guard) -> None:
     arguments = WriteArguments(plane)
 
-    @router.delete("/jobs/{name}", response_model=replies.Written, responses=problems(*WRITING))
+    @router.delete("/jobs/{name}", responses=problems(*WRITING))
     @WRITES
     def remove_job(
         name: Name,
+        response: Response,
         caller: Caller = guard.allow("job.remove"),
         why: WhyQuery = "",
         idempotency_key: Key = None,
         if_match: IfMatch = None,
-    ) -> Response:
+    ) -> replies.Written:
         """Remove a job; its layers and history stay, and `restore` brings it back."""
         version = plane.jobs.remove(
             name, expected_version=version_of(if_match), **arguments(caller, why, idempotency_key)
         )
         plane.wake_syncer()
-        return answer({"version": version}, version=version)
+        set_version(response, version)
+        return replies.Written(version=version)
 
-    @router.post("/jobs/{name}/restore", response_model=replies.Written, responses=problems(*WRITING))
+    @router.post("/jobs/{name}/restore", responses=problems(*WRITING))
     @WRITES
     def restore_job(
         name: Name,
         body: bodies.ReasonBody,
+        response: Response,
         caller: Caller = guard.allow("job.remove"),
         idempotency_key: Key = None,
         if_match: IfMatch = None,
-    ) -> Response:
+    ) -> replies.Written:
         """Restore a removed job with its layers."""
         version = plane.jobs.restore(
             name, expected_version=version_of(if_match), **arguments(caller, body.why, idempotency_key)
         )
         plane.wake_syncer()
-        return answer({"version": version}, version=version)
+        set_version(response, version)
+        return replies.Written(version=version)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Query, Response
 
@@ -15,7 +14,7 @@ from penstock.db.tokens import Caller
 from penstock.jobs.job_service import LayerPatch
 from penstock.jobs.layers import LayerRow
 from penstock.server import bodies, replies
-from penstock.server.answers import answer
+from penstock.server.answers import set_version
 from penstock.server.bodies import IfMatch, IfVersion, Key, Limit, Name, NameQuery, TokenId, WhyQuery
 from penstock.server.pools import PATCHES, WRITES, Reads, RequestBatcher
 from penstock.server.replies import WRITING, problems
@@ -36,19 +35,22 @@ def add_layer_routes(router: APIRouter, plane: Services, guard: Guard) -> None:
 def _add_reads(router: APIRouter, plane: Services, guard: Guard) -> None:
     reads = Reads(local=not plane.database.is_shared)
 
-    @router.get("/jobs/{name}/layers", response_model=replies.Layers, responses=problems(404))
+    @router.get("/jobs/{name}/layers", responses=problems(404))
     @reads
     def get_layers(
-        name: Name, caller: Caller = guard.allow("job.read"), version: bodies.Version = None
-    ) -> Response:
+        name: Name,
+        response: Response,
+        caller: Caller = guard.allow("job.read"),
+        version: bodies.Version = None,
+    ) -> replies.Layers:
         """The layers now, or at a version."""
         if version is not None:
-            return answer({"version": version, "layers": _rows(plane.jobs.layers_at(name, version))})
+            return replies.Layers(version=version, layers=_rows(plane.jobs.layers_at(name, version)))
         view = plane.jobs.view(name)
-        found = {"version": view.expected_version, "layers": _rows(view.layers)}
-        return answer(found, version=view.expected_version)
+        set_version(response, view.expected_version)
+        return replies.Layers(version=view.expected_version, layers=_rows(view.layers))
 
-    @router.get("/jobs/{name}/history", response_model=replies.HistoryPage, responses=problems(404))
+    @router.get("/jobs/{name}/history", responses=problems(404))
     @reads
     def history(
         name: Name,
@@ -56,22 +58,22 @@ def _add_reads(router: APIRouter, plane: Services, guard: Guard) -> None:
         layer: NameQuery = None,
         before: bodies.Before = None,
         limit: Limit = 100,
-    ) -> Response:
+    ) -> replies.HistoryPage:
         """Every write of every layer, newest first; also of a removed job."""
         rows = plane.jobs.history(name, layer=layer, before=before, limit=limit)
-        return answer({"history": _rows(rows), "next": rows[-1].version if len(rows) == limit else None})
+        return replies.HistoryPage(history=_rows(rows), next=rows[-1].version if len(rows) == limit else None)
 
-    @router.get("/jobs/{name}/diff", response_model=replies.Diff, responses=problems(404))
+    @router.get("/jobs/{name}/diff", responses=problems(404))
     @reads
     def diff(
         name: Name,
         caller: Caller = guard.allow("job.read"),
         old: Annotated[bodies.Version, Query(description="Default: the running config.")] = None,
         new: Annotated[bodies.Version, Query(description="Default: the expected config now.")] = None,
-    ) -> Response:
+    ) -> replies.Diff:
         """Differences of two versions of the merged config, and how each would be synchronized."""
-        changes: Any = plane.jobs.diff(name, old=old, new=new)
-        return answer({"changes": changes})
+        changes = plane.jobs.diff(name, old=old, new=new)
+        return replies.Diff(changes=[replies.ChangedReply.of(change) for change in changes])
 
 
 def _add_writes(router: APIRouter, plane: Services, guard: Guard) -> None:
@@ -79,16 +81,17 @@ def _add_writes(router: APIRouter, plane: Services, guard: Guard) -> None:
     # One thread writes a batch in one transaction: several threads would wait for each other's locks.
     patches = RequestBatcher(PATCHES, partial(write_patches, plane), batch_max=BATCH_MAX)
 
-    @router.put(LAYER, response_model=replies.Written, responses=problems(428, *WRITING))
+    @router.put(LAYER, responses=problems(428, *WRITING))
     @WRITES
     def put_layer(
         name: Name,
         layer: Name,
         body: bodies.PutLayerBody,
+        response: Response,
         caller: Caller = guard.allow("job.write"),
         idempotency_key: Key = None,
         if_match: IfVersion = None,
-    ) -> Response:
+    ) -> replies.Written:
         """Replace one layer. Requires If-Match, so that no write of another caller is lost."""
         expected = version_of(if_match)
         if expected is None:
@@ -101,17 +104,19 @@ def _add_writes(router: APIRouter, plane: Services, guard: Guard) -> None:
         check_package(plane, name, body.body)
         version = plane.jobs.write_layer(name, layer, body.body, expected_version=expected, **given)
         plane.wake_syncer()
-        return answer({"version": version}, version=version)
+        set_version(response, version)
+        return replies.Written(version=version)
 
-    @router.patch(LAYER, response_model=replies.Written, responses=problems(*WRITING))
+    @router.patch(LAYER, responses=problems(*WRITING))
     async def patch_layer(
         name: Name,
         layer: Name,
         body: bodies.PatchLayerBody,
+        response: Response,
         caller: Caller = guard.allow("job.write"),
         idempotency_key: Key = None,
         if_match: IfMatch = None,
-    ) -> Response:
+    ) -> replies.Written:
         """Set paths of one layer; null removes one."""
         patch = LayerPatch(
             job=name,
@@ -121,7 +126,8 @@ def _add_writes(router: APIRouter, plane: Services, guard: Guard) -> None:
             options=arguments(caller, body.why, idempotency_key),
         )
         version = await patches.ask(patch)
-        return answer({"version": version}, version=version)
+        set_version(response, version)
+        return replies.Written(version=version)
 
 
 def write_patches(services: Services, patches: Sequence[LayerPatch]) -> list[int | Exception]:
@@ -142,32 +148,35 @@ def write_patches(services: Services, patches: Sequence[LayerPatch]) -> list[int
 def _add_returns(router: APIRouter, plane: Services, guard: Guard) -> None:
     arguments = WriteArguments(plane)
 
-    @router.delete(LAYER, response_model=replies.Written, responses=problems(*WRITING))
+    @router.delete(LAYER, responses=problems(*WRITING))
     @WRITES
     def clear_layer(
         name: Name,
         layer: Name,
+        response: Response,
         caller: Caller = guard.allow("job.write"),
         why: WhyQuery = "",
         idempotency_key: Key = None,
         if_match: IfMatch = None,
-    ) -> Response:
+    ) -> replies.Written:
         """Clear a layer: remove every value that it sets."""
         given = arguments(caller, why, idempotency_key)
         version = plane.jobs.clear(name, layer, expected_version=version_of(if_match), **given)
         plane.wake_syncer()
-        return answer({"version": version}, version=version)
+        set_version(response, version)
+        return replies.Written(version=version)
 
-    @router.post(LAYER + "/rollback", response_model=replies.Written, responses=problems(*WRITING))
+    @router.post(LAYER + "/rollback", responses=problems(*WRITING))
     @WRITES
     def rollback_layer(
         name: Name,
         layer: Name,
         body: bodies.RollbackBody,
+        response: Response,
         caller: Caller = guard.allow("job.write"),
         idempotency_key: Key = None,
         if_match: IfMatch = None,
-    ) -> Response:
+    ) -> replies.Written:
         """Write a layer as it was at an earlier version."""
         version = plane.jobs.rollback(
             name,
@@ -177,11 +186,12 @@ def _add_returns(router: APIRouter, plane: Services, guard: Guard) -> None:
             **arguments(caller, body.why, idempotency_key),
         )
         plane.wake_syncer()
-        return answer({"version": version}, version=version)
+        set_version(response, version)
+        return replies.Written(version=version)
 
 
-def _rows(rows: Sequence[LayerRow]) -> list[dict[str, Any]]:
-    return [row.to_json() for row in rows]
+def _rows(rows: Sequence[LayerRow]) -> list[replies.LayerReply]:
+    return [replies.LayerReply.of(row) for row in rows]
 
 
 DAY_MS = 24 * 3_600_000
@@ -190,21 +200,19 @@ DAY_MS = 24 * 3_600_000
 def add_layer_kind_routes(router: APIRouter, plane: Services, guard: Guard) -> None:
     """Routes about the kinds of layers."""
     arguments, reads = WriteArguments(plane), Reads(local=not plane.database.is_shared)
-    created: replies.Responses = {201: {"model": replies.LayerKinds, "description": "Created"}}
+    created: replies.Responses = {201: {"description": "Created"}}
 
-    @router.get("/layers", response_model=replies.LayerKinds, responses=problems())
+    @router.get("/layers", responses=problems())
     @reads
-    def list_layers(caller: Caller = guard.allow("layer.read")) -> Response:
+    def list_layers(caller: Caller = guard.allow("layer.read")) -> replies.LayerKinds:
         """Every kind of layer, lowest first."""
-        return answer(_kinds(plane))
+        return _kinds(plane)
 
-    @router.post(
-        "/layers", status_code=201, response_model=replies.LayerKinds, responses=created | problems(*WRITING)
-    )
+    @router.post("/layers", status_code=201, responses=created | problems(*WRITING))
     @WRITES
     def add_layer(
         body: bodies.NewLayerBody, caller: Caller = guard.allow("layer.create"), idempotency_key: Key = None
-    ) -> Response:
+    ) -> replies.LayerKinds:
         """Add a kind of layer for a component of the user's own."""
         plane.jobs.add_layer_kind(
             body.name,
@@ -214,35 +222,29 @@ def add_layer_kind_routes(router: APIRouter, plane: Services, guard: Guard) -> N
             fields=body.fields,
             **arguments(caller, body.why, idempotency_key),
         )
-        return answer(_kinds(plane), status=201)
+        return _kinds(plane)
 
 
-def _kinds(plane: Services) -> dict[str, object]:
-    kinds = plane.jobs.layer_kinds()
-    sets = ("writers", "fields")
-    return {"layers": [asdict(kind) | {name: sorted(getattr(kind, name)) for name in sets} for kind in kinds]}
+def _kinds(plane: Services) -> replies.LayerKinds:
+    return replies.LayerKinds(layers=[replies.LayerKind.of(kind) for kind in plane.jobs.layer_kinds()])
 
 
 def add_token_routes(router: APIRouter, plane: Services, guard: Guard) -> None:
     """Routes about tokens."""
     arguments, reads = WriteArguments(plane), Reads(local=not plane.database.is_shared)
-    created: replies.Responses = {
-        201: {"model": replies.IssuedToken, "description": "The token is shown only once"}
-    }
+    created: replies.Responses = {201: {"description": "The token is shown only once"}}
 
-    @router.get("/tokens", response_model=replies.Tokens, responses=problems())
+    @router.get("/tokens", responses=problems())
     @reads
-    def list_tokens(caller: Caller = guard.allow("token.read")) -> Response:
+    def list_tokens(caller: Caller = guard.allow("token.read")) -> replies.Tokens:
         """Every token ever issued, without its secret."""
-        return answer({"tokens": plane.tokens.rows()})
+        return replies.Tokens(tokens=[replies.Token.of(row) for row in plane.tokens.rows()])
 
-    @router.post(
-        "/tokens", status_code=201, response_model=replies.IssuedToken, responses=created | problems(*WRITING)
-    )
+    @router.post("/tokens", status_code=201, responses=created | problems(*WRITING))
     @WRITES
     def issue_token(
         body: bodies.NewTokenBody, caller: Caller = guard.allow("token.write"), idempotency_key: Key = None
-    ) -> Response:
+    ) -> replies.IssuedToken:
         """Issue a token. A repeat of the request gets everything but the secret."""
         row, token = plane.token_service.issue(
             body.name,
@@ -250,15 +252,16 @@ def add_token_routes(router: APIRouter, plane: Services, guard: Guard) -> None:
             lifetime_ms=body.days * DAY_MS,
             **arguments(caller, body.why, idempotency_key),
         )
-        return answer({**asdict(row), "token": token}, status=201)
+        return replies.IssuedToken(**dict(replies.Token.of(row)), token=token)
 
-    @router.delete("/tokens/{token_id}", response_model=replies.Token, responses=problems(*WRITING))
+    @router.delete("/tokens/{token_id}", responses=problems(*WRITING))
     @WRITES
     def revoke_token(
         token_id: TokenId,
         caller: Caller = guard.allow("token.write"),
         why: WhyQuery = "",
         idempotency_key: Key = None,
-    ) -> Response:
+    ) -> replies.Token:
         """Revoke a token: at once on this instance, within a second on others."""
-        return answer(plane.token_service.revoke(token_id, **arguments(caller, why, idempotency_key)))
+        row = plane.token_service.revoke(token_id, **arguments(caller, why, idempotency_key))
+        return replies.Token.of(row)

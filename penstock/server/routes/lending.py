@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Response
+from fastapi import APIRouter
 from pydantic import BaseModel, ConfigDict, Field
 
 from penstock.db.tokens import Caller
-from penstock.fleet.loan_service import Loan, LoanState, describe_loan
+from penstock.fleet.loan_service import HostOrder, Loan, LoanState, describe_loan
 from penstock.jobs.layer_writer import REASON_MAX
 from penstock.jobs.text_rules import check_line
-from penstock.server.answers import answer
 from penstock.server.bodies import INT_MAX, Line, Name, NameText, Reason
 from penstock.server.pools import LONG, WRITES
-from penstock.server.replies import problems
+from penstock.server.replies import Reply, problems
 from penstock.server.security import Guard
 from penstock.server.services import Control
 
@@ -26,17 +24,17 @@ Version = Annotated[int, Field(ge=0, le=INT_MAX)]
 ASKING = (404, 409, 507)
 
 
-class _Model(BaseModel):
+class _Body(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
 
-class AskOrder(_Model):
+class AskOrder(_Body):
     """A host polls for orders; `owner`: as the host was told when the container came."""
 
     owner: Cluster = ""
 
 
-class AnswerOrder(_Model):
+class AnswerOrder(_Body):
     """A host's answer to an order."""
 
     number: Version
@@ -44,7 +42,7 @@ class AnswerOrder(_Model):
     why: Line = ""
 
 
-class LendBody(_Model):
+class LendBody(_Body):
     """The cluster that gets a container, and its URL; `home`: that cluster's name for this one."""
 
     home: NameText
@@ -54,7 +52,7 @@ class LendBody(_Model):
     why: Reason = ""
 
 
-class ExpectBody(_Model):
+class ExpectBody(_Body):
     """The cluster from which a container comes, and its owner; no owner: this cluster."""
 
     lender: NameText
@@ -63,18 +61,18 @@ class ExpectBody(_Model):
     why: Reason = ""
 
 
-class LoanChangeBody(_Model):
+class LoanChangeBody(_Body):
     """The version of the record that is changed, and the reason."""
 
     version: Version
     why: Reason = ""
 
 
-class LoanLine(_Model):
+class LoanLine(Reply):
     """One container's lending record."""
 
     container: str
-    state: Literal["here", "asked", "draining", "ordered", "gone", "expected"]
+    state: LoanState
     owner: str
     peer: str
     refused_by: str
@@ -83,14 +81,28 @@ class LoanLine(_Model):
     version: int
     says: str
 
+    @classmethod
+    def of(cls, loan: Loan, age_s: float) -> LoanLine:
+        return LoanLine(
+            container=loan.container,
+            state=loan.state,
+            owner=loan.owner,
+            peer=loan.peer,
+            refused_by=loan.refused_by,
+            reason=loan.reason,
+            age_s=age_s,
+            version=loan.version,
+            says=describe_loan(loan),
+        )
 
-class Loans(_Model):
+
+class Loans(Reply):
     """Every container that can be lent, is lent, or is expected."""
 
     loans: list[LoanLine]
 
 
-class OrderLine(_Model):
+class OrderLine(Reply):
     """An order for a host."""
 
     kind: Literal["check", "go"]
@@ -100,15 +112,26 @@ class OrderLine(_Model):
     url: str
     token: str
 
+    @classmethod
+    def of(cls, order: HostOrder) -> OrderLine:
+        return OrderLine(
+            kind=order.kind,
+            number=order.number,
+            to=order.to,
+            owner=order.owner,
+            url=order.url,
+            token=order.token,
+        )
 
-class Ordered(_Model):
+
+class Ordered(Reply):
     """A container's lending state, and its order if there is one."""
 
-    state: Literal["", "here", "asked", "draining", "ordered", "gone", "expected"]
+    state: LoanState | Literal[""]
     order: OrderLine | None
 
 
-class Expected(_Model):
+class Expected(Reply):
     """The token for a container that is expected."""
 
     version: int
@@ -118,86 +141,79 @@ class Expected(_Model):
 def add_lending_routes(router: APIRouter, plane: Control, guard: Guard) -> None:
     """Routes to lend, keep, expect and forget containers."""
 
-    @router.get("/loans", response_model=Loans, responses=problems())
+    @router.get("/loans", responses=problems())
     @LONG
-    def list_loans(caller: Caller = guard.allow("container.read")) -> Response:
+    def list_loans(caller: Caller = guard.allow("container.read")) -> Loans:
         """Containers that can be lent, are lent, borrowed, or on their way."""
         ages = plane.lending.ages_s()
-        return answer(
-            {"loans": [_line(loan, ages.get(loan.container, 0.0)) for loan in plane.lending.loans()]}
-        )
+        loans = plane.lending.loans()
+        return Loans(loans=[LoanLine.of(loan, ages.get(loan.container, 0.0)) for loan in loans])
 
-    @router.post("/containers/{name}/order", response_model=Ordered, responses=problems(*ASKING))
+    @router.post("/containers/{name}/order", responses=problems(*ASKING))
     @WRITES
-    def ask_order(name: Name, body: AskOrder, caller: Caller = guard.allow("container.beat")) -> Response:
+    def ask_order(name: Name, body: AskOrder, caller: Caller = guard.allow("container.beat")) -> Ordered:
         """Poll of the container's host for an order; a host that polls makes its container lendable."""
         loan, order = plane.lending.ask(name, owner=body.owner)
-        found = {"state": "" if loan is None else str(loan.state)}
-        return answer({**found, "order": None if order is None else asdict(order)})
+        return Ordered(
+            state="" if loan is None else loan.state, order=None if order is None else OrderLine.of(order)
+        )
 
-    @router.post("/containers/{name}/order/answer", response_model=Ordered, responses=problems(*ASKING))
+    @router.post("/containers/{name}/order/answer", responses=problems(*ASKING))
     @WRITES
     def answer_order(
         name: Name, body: AnswerOrder, caller: Caller = guard.allow("container.beat")
-    ) -> Response:
+    ) -> Ordered:
         """The host's answer to an order."""
         why = " ".join(body.why.split())[:REASON_MAX]
         loan = plane.lending.answer(name, number=body.number, accepted=body.accepted, why=why)
         plane.wake_shard_manager()
-        state = LoanState.GONE if loan is None else loan.state
-        return answer({"state": str(state), "order": None})
+        return Ordered(state=LoanState.GONE if loan is None else loan.state, order=None)
 
-    @router.post("/containers/{name}/lend", response_model=LoanLine, responses=problems(*ASKING))
+    @router.post("/containers/{name}/lend", responses=problems(*ASKING))
     @WRITES
     def lend_container(
         name: Name, body: LendBody, caller: Caller = guard.allow("container.lend")
-    ) -> Response:
+    ) -> LoanLine:
         """Begin to lend a container: its host is asked, then it is drained, then it moves."""
         loan = plane.lending.lend(
             name, home=body.home, to=body.to, url=body.url, token=body.token, **_arguments(caller, body.why)
         )
         assert loan is not None
-        return answer(_line(loan, 0.0))
+        return LoanLine.of(loan, 0.0)
 
-    @router.post("/containers/{name}/keep", response_model=LoanLine, responses=problems(*ASKING))
+    @router.post("/containers/{name}/keep", responses=problems(*ASKING))
     @WRITES
     def keep_container(
         name: Name, body: LoanChangeBody, caller: Caller = guard.allow("container.lend")
-    ) -> Response:
+    ) -> LoanLine:
         """Cancel lending: the container stays and takes shards."""
         loan = plane.lending.keep(name, version=body.version, **_arguments(caller, body.why))
         assert loan is not None
         plane.wake_shard_manager()
-        return answer(_line(loan, 0.0))
+        return LoanLine.of(loan, 0.0)
 
-    @router.post("/containers/{name}/expect", response_model=Expected, responses=problems(*ASKING))
+    @router.post("/containers/{name}/expect", responses=problems(*ASKING))
     @WRITES
     def expect_container(
         name: Name, body: ExpectBody, caller: Caller = guard.allow("container.lend")
-    ) -> Response:
+    ) -> Expected:
         """Announce a container from another cluster; returns the token that it must use."""
         arguments = _arguments(caller, body.why)
         loan, token = plane.lending.expect(
             name, lender=body.lender, owner=body.owner, version=body.version, **arguments
         )
-        return answer({"version": loan.version, "token": token})
+        return Expected(version=loan.version, token=token)
 
-    @router.post("/containers/{name}/forget", response_model=Loans, responses=problems(*ASKING))
+    @router.post("/containers/{name}/forget", responses=problems(*ASKING))
     @WRITES
     def forget_container(
         name: Name, body: LoanChangeBody, caller: Caller = guard.allow("container.lend")
-    ) -> Response:
+    ) -> Loans:
         """Delete the record of a container that did not come or has left; returns what remains of it."""
         loan = plane.lending.forget(name, version=body.version, **_arguments(caller, body.why))
-        return answer({"loans": [] if loan is None else [_line(loan, 0.0)]})
+        return Loans(loans=[] if loan is None else [LoanLine.of(loan, 0.0)])
 
 
 def _arguments(caller: Caller, why: str) -> dict[str, Any]:
     check_line("the reason", why, length_max=REASON_MAX)
     return {"reason": why, "actor": caller.name}
-
-
-def _line(loan: Loan, age_s: float) -> dict[str, Any]:
-    names = ("container", "owner", "peer", "refused_by", "reason", "version")
-    found = {name: getattr(loan, name) for name in names}
-    return {**found, "state": str(loan.state), "age_s": age_s, "says": describe_loan(loan)}

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, Literal
 
-from fastapi import APIRouter, Response
-from pydantic import BaseModel, ConfigDict
+from fastapi import APIRouter
 
 from penstock.core.errors import NotFound, PenstockError
 from penstock.core.journal import ENTRIES_MAX, Entry
@@ -21,11 +20,10 @@ from penstock.scaling.doctor.patient import METRICS, MINUTES, InputFacts, Patien
 from penstock.scaling.metrics.frames import NoFrame
 from penstock.scaling.policies.balance import starved_tasks
 from penstock.server import bodies, replies
-from penstock.server.answers import answer
 from penstock.server.bodies import Before, Limit, Name
 from penstock.server.pages import watermarks_of
 from penstock.server.pools import LONG, WRITES
-from penstock.server.replies import problems
+from penstock.server.replies import JournalEntry, Reply, problems
 from penstock.server.security import Guard
 from penstock.server.services import Control, Services
 
@@ -33,7 +31,7 @@ PAGES_MAX = 5  # of the journal per request: most placement entries are about ot
 TASKS_MAX = 1000
 
 
-def decisions_of(plane: Services, job: str, *, before: int | None, limit: int) -> dict[str, Any]:
+def decisions_of(plane: Services, job: str, *, before: int | None, limit: int) -> Decisions:
     """A page of decisions, newest first. `next` is set if there may be more, even if the page is not full."""
     view = plane.jobs.view(job)
     indices = sorted({*view.running.mapping})[:TASKS_MAX] if view.running is not None else []
@@ -55,8 +53,8 @@ def decisions_of(plane: Services, job: str, *, before: int | None, limit: int) -
     return _page(job, found, before)
 
 
-def _page(job: str, found: list[Entry], next_: int | None) -> dict[str, Any]:
-    return {"job": job, "decisions": [entry.to_json() for entry in found], "next": next_}
+def _page(job: str, found: list[Entry], next_: int | None) -> Decisions:
+    return Decisions(job=job, decisions=[Decision.of(entry) for entry in found], next=next_)
 
 
 def _mine(entry: Entry, shards: set[str]) -> Entry | None:
@@ -66,11 +64,7 @@ def _mine(entry: Entry, shards: set[str]) -> Entry | None:
     return replace(entry, data={named: moved}) if moved else None
 
 
-class _Reply(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
-
-class PolicySaid(_Reply):
+class PolicySaid(Reply):
     """One policy's answer, what became of it, and the numbers behind it."""
 
     policy: str
@@ -84,7 +78,7 @@ class PolicySaid(_Reply):
     bound: str
 
 
-class PolicyChange(_Reply):
+class PolicyChange(Reply):
     """The one change of a round."""
 
     policy: str
@@ -94,7 +88,7 @@ class PolicyChange(_Reply):
     refused: str
 
 
-class PolicyAlert(_Reply):
+class PolicyAlert(Reply):
     """An alert that a policy raised."""
 
     policy: str
@@ -104,7 +98,7 @@ class PolicyAlert(_Reply):
     what_to_do: str
 
 
-class ManagedJobReply(_Reply):
+class ManagedJobReply(Reply):
     """The result of evaluating a job's policies."""
 
     job: str
@@ -115,20 +109,11 @@ class ManagedJobReply(_Reply):
     alerts: list[PolicyAlert]
 
 
-class Decision(_Reply):
+class Decision(JournalEntry):
     """One decision about a job: actor, decision, reason; a decision of policies has the answer of each."""
 
-    id: int
-    at_ms: int
-    actor: str
-    kind: str
-    subject: str
-    decision: str
-    reason: str
-    data: dict[str, Any]
 
-
-class Decisions(_Reply):
+class Decisions(Reply):
     """Decisions about a job, newest first; `next` is the `before` of the next page."""
 
     job: str
@@ -136,7 +121,7 @@ class Decisions(_Reply):
     next: int | None
 
 
-class Readmitted(_Reply):
+class Readmitted(Reply):
     """The number of exclusions that were ended."""
 
     job: str
@@ -146,40 +131,39 @@ class Readmitted(_Reply):
 def add_policy_routes(router: APIRouter, plane: Control, guard: Guard) -> None:
     """Routes to evaluate policies and to end exclusions."""
 
-    @router.post("/jobs/{name}/manage", response_model=ManagedJobReply, responses=problems(404, 507))
+    @router.post("/jobs/{name}/manage", responses=problems(404, 507))
     @LONG
     def manage_job(
         name: Name, body: bodies.ManageBody, caller: Caller = guard.allow("job.manage")
-    ) -> Response:
+    ) -> ManagedJobReply:
         """Evaluate a job's policies now; returns every answer, the change made, and changes refused."""
         plane.jobs.view(name)  # NotFound if the job does not exist
-        return answer(
-            plane.policies.manage(name, policy=body.policy, is_dry=body.dry_run, asked_by=caller.name)
-        )
+        done = plane.policies.manage(name, policy=body.policy, is_dry=body.dry_run, asked_by=caller.name)
+        return ManagedJobReply(**done)
 
-    @router.post("/jobs/{name}/readmit", response_model=Readmitted, responses=problems(404, 507))
+    @router.post("/jobs/{name}/readmit", responses=problems(404, 507))
     @WRITES
     def readmit_job(
         name: Name, body: bodies.ReasonBody, caller: Caller = guard.allow("job.manage")
-    ) -> Response:
+    ) -> Readmitted:
         """End all exclusions of a job from containers. May be repeated."""
         check_line("the reason", body.why, length_max=REASON_MAX)
         plane.jobs.view(name)
         lifted = plane.policies.jobs.readmit(name, by=caller.name, why=body.why)
         plane.wake_shard_manager()
-        return answer({"job": name, "lifted": lifted})
+        return Readmitted(job=name, lifted=lifted)
 
 
 def add_decision_routes(router: APIRouter, plane: Services, guard: Guard) -> None:
     """The route about decisions."""
 
-    @router.get("/jobs/{name}/decisions", response_model=Decisions, responses=problems(404))
+    @router.get("/jobs/{name}/decisions", responses=problems(404))
     @LONG
     def list_decisions(
         name: Name, caller: Caller = guard.allow("job.read"), before: Before = None, limit: Limit = 50
-    ) -> Response:
+    ) -> Decisions:
         """Decisions about a job with reasons, newest first: policies, scaler, layers, syncer, placement."""
-        return answer(decisions_of(plane, name, before=before, limit=limit))
+        return decisions_of(plane, name, before=before, limit=limit)
 
 
 JOURNAL_MAX = 50
@@ -188,11 +172,11 @@ JOURNAL_MAX = 50
 def add_doctor_routes(router: APIRouter, plane: Control, guard: Guard) -> None:
     """The route of the doctor."""
 
-    @router.get("/jobs/{name}/doctor", response_model=replies.ExaminationReply, responses=problems(404))
+    @router.get("/jobs/{name}/doctor", responses=problems(404))
     @LONG
-    def get_doctor(name: Name, caller: Caller = guard.allow("job.read")) -> Response:
+    def get_doctor(name: Name, caller: Caller = guard.allow("job.read")) -> replies.ExaminationReply:
         """Diagnose a job: findings with cause, confidence and commands; causes that were ruled out."""
-        return answer(examine(gather_patient(plane, name)).to_json())
+        return replies.ExaminationReply(**examine(gather_patient(plane, name)).to_json())
 
 
 def gather_patient(plane: Control, name: str) -> Patient:

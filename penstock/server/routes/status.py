@@ -16,7 +16,7 @@ from penstock.db.tokens import Caller
 from penstock.scaling.metrics.frames import METRICS, MINUTE_MS
 from penstock.scaling.metrics.retriever import MINUTES_MAX, history
 from penstock.server import replies
-from penstock.server.answers import answer
+from penstock.server.answers import encoded
 from penstock.server.bodies import INT_MAX, Before, Limit, Name, Since, Subject
 from penstock.server.events import EventHub, Watch
 from penstock.server.pages import status_of
@@ -48,48 +48,53 @@ def add_state_routes(app: FastAPI, router: APIRouter, plane: Services, guard: Gu
     """Routes to read health, the API's description, journal and audit."""
     reads = Reads(local=not plane.database.is_shared)
 
-    @router.get("/health", response_model=replies.Health, responses=problems())
-    async def health() -> Response:
+    @router.get("/health", responses=problems())
+    async def health() -> replies.Health:
         """Liveness of the server; needs no token."""
-        return answer({"status": "ok"})
+        return replies.Health(status="ok")
 
     @router.get("/openapi.json", include_in_schema=False)
     @LONG
     def openapi(caller: Caller = guard.allow("schema.read")) -> dict[str, Any]:
         return app.openapi()
 
-    @router.get("/journal", response_model=replies.JournalReply, responses=problems())
+    @router.get("/journal", responses=problems())
     @reads
     def journal(
         caller: Caller = guard.allow("journal.read"),
         subject: Subject = None,
         since: Since = 0,
         limit: Limit = 100,
-    ) -> Response:
+    ) -> replies.JournalReply:
         """Journal entries after `since`, or the newest; oldest first."""
-        return answer({"entries": plane.journal.entries(subject=subject, since=since, limit=limit)})
+        found = plane.journal.entries(subject=subject, since=since, limit=limit)
+        return replies.JournalReply(entries=[replies.JournalEntry.of(entry) for entry in found])
 
-    @router.get("/audit", response_model=replies.AuditPage, responses=problems())
+    @router.get("/audit", responses=problems())
     @reads
     def audit(
         caller: Caller = guard.allow("audit.read"),
         subject: Subject = None,
         before: Before = None,
         limit: Limit = 100,
-    ) -> Response:
+    ) -> replies.AuditPage:
         """Who changed what, newest first."""
         rows = plane.jobs.audit(subject=subject, before=before, limit=limit)
-        return answer({"entries": rows, "next": rows[-1].id if len(rows) == limit else None})
+        return replies.AuditPage(
+            entries=[replies.AuditEntry.of(row) for row in rows],
+            next=rows[-1].id if len(rows) == limit else None,
+        )
 
 
 def add_status_route(router: APIRouter, control: Control, guard: Guard) -> None:
     """The route of the cluster's status."""
 
+    # Bytes: it has a line for each job, and those are encoded once, when a job changes.
     @router.get("/status", response_model=replies.Status, responses=problems())
     @LONG
     def status(caller: Caller = guard.allow("status.read")) -> Response:
         """Status of all jobs, containers and loops."""
-        return answer(status_of(control))
+        return encoded(status_of(control))
 
 
 def add_event_route(router: APIRouter, hub: EventHub, guard: Guard) -> None:
@@ -196,21 +201,21 @@ Minutes = Annotated[int, Query(ge=1, le=MINUTES_MAX, description="How many, up t
 def add_metric_routes(router: APIRouter, plane: Services, guard: Guard) -> None:
     """The route of a job's metrics."""
 
-    @router.get("/jobs/{name}/metrics", response_model=replies.JobMetrics, responses=problems(404))
+    @router.get("/jobs/{name}/metrics", responses=problems(404))
     @LONG
     def get_job_metrics(
         name: Name,
         caller: Caller = guard.allow("job.read"),
         metrics: Metrics = None,
         minutes: Minutes = 60,
-    ) -> Response:
+    ) -> replies.JobMetrics:
         """Metrics of a job in its last minutes: a value per metric and minute, null where it is unknown."""
         plane.jobs.view(name)  # NotFound if the job does not exist
-        return answer(metrics_of(plane, name, metrics.split(",") if metrics else None, minutes))
+        return metrics_of(plane, name, metrics.split(",") if metrics else None, minutes)
 
 
-def metrics_of(plane: Services, job: str, metrics: list[str] | None, minutes: int) -> dict[str, Any]:
-    """Metrics of one job as JSON."""
+def metrics_of(plane: Services, job: str, metrics: list[str] | None, minutes: int) -> replies.JobMetrics:
+    """Metrics of one job."""
     found = history(
         plane.metrics,
         job,
@@ -218,16 +223,16 @@ def metrics_of(plane: Services, job: str, metrics: list[str] | None, minutes: in
         minutes,
         now_ms=plane.clock.now_ms(),
     )
-    return {
-        "job": job,
-        "first_ms": found.first_minute * MINUTE_MS,
-        "minutes": minutes,
-        "metrics": {
-            name: {
-                "unit": METRICS[name].unit,
-                "values": [None if value != value else round(value, 6) for value in points.tolist()],
-            }
+    return replies.JobMetrics(
+        job=job,
+        first_ms=found.first_minute * MINUTE_MS,
+        minutes=minutes,
+        metrics={
+            name: replies.MetricLine(
+                unit=METRICS[name].unit,
+                values=[None if value != value else round(value, 6) for value in points.tolist()],
+            )
             for name, points in found.values.items()
             if metrics is not None or not np.isnan(points).all()
         },
-    }
+    )

@@ -15,7 +15,7 @@ from starlette.responses import StreamingResponse
 from penstock.core.errors import ConfigError, NotFound
 from penstock.db.tokens import Caller
 from penstock.server import bodies, replies
-from penstock.server.answers import answer
+from penstock.server.answers import set_created
 from penstock.server.bodies import INT_MAX, Key, Limit, Name
 from penstock.server.limits import limited
 from penstock.server.pools import LONG
@@ -33,22 +33,27 @@ ANY_BYTES: dict[str, Any] = {"schema": {"type": "string", "format": "binary"}}
 def add_pipeline_routes(router: APIRouter, plane: Services, guard: Guard) -> None:
     """Routes to plan and submit compiled pipelines."""
 
-    @router.post("/pipelines/plan", response_model=replies.Planned, responses=problems())
+    @router.post("/pipelines/plan", responses=problems())
     @LONG
-    def plan_pipeline(body: bodies.PlanBody, caller: Caller = guard.allow("pipeline.plan")) -> Response:
+    def plan_pipeline(
+        body: bodies.PlanBody, caller: Caller = guard.allow("pipeline.plan")
+    ) -> replies.Planned:
         """What submitting would change. Writes nothing."""
-        return answer(plane.plan_pipeline(body.compiled))
+        changes, replaces = plane.jobs.plan_submit(body.compiled)
+        return replies.Planned(
+            changes=[replies.JobChangeReply.of(change) for change in changes], replaces=replaces
+        )
 
-    @router.post("/pipelines", response_model=replies.SubmittedReply, responses=problems(*WRITING))
+    @router.post("/pipelines", responses=problems(*WRITING))
     @LONG
     def submit_pipeline(
         body: bodies.SubmitBody, caller: Caller = guard.allow("pipeline.submit"), idempotency_key: Key = None
-    ) -> Response:
+    ) -> replies.SubmittedReply:
         """Write a compiled pipeline into the expected config of its jobs."""
         done = plane.submit_pipeline(
             body.compiled, actor=actor_of(caller), reason=body.why, idempotency_key=idempotency_key
         )
-        return answer(done)
+        return replies.SubmittedReply(jobs=dict(done.jobs), done=dict(done.done))
 
 
 def add_stream_routes(router: APIRouter, plane: Services, guard: Guard, prefix: str) -> None:
@@ -56,40 +61,37 @@ def add_stream_routes(router: APIRouter, plane: Services, guard: Guard, prefix: 
     category_created: replies.Responses = {201: {"model": replies.CategoryReply, "description": "Created"}}
     package_created: replies.Responses = {201: {"model": replies.PackageHash, "description": "Created"}}
 
-    @router.get("/categories", response_model=replies.Categories, responses=problems())
+    @router.get("/categories", responses=problems())
     @LONG
-    def list_categories(caller: Caller = guard.allow("category.read")) -> Response:
+    def list_categories(caller: Caller = guard.allow("category.read")) -> replies.Categories:
         """Every category of the bus; `unreadable`: those that cannot be read, with the error."""
-        return answer(plane.category_views())
+        return plane.category_views()
 
-    @router.get("/categories/{name}", response_model=replies.CategoryReply, responses=problems(404))
+    @router.get("/categories/{name}", responses=problems(404))
     @LONG
-    def get_category(name: Name, caller: Caller = guard.allow("category.read")) -> Response:
+    def get_category(name: Name, caller: Caller = guard.allow("category.read")) -> replies.CategoryReply:
         """One category: spec, birth, end offsets and watermark."""
-        return answer(plane.category_view(name))
+        return plane.category_view(name)
 
-    @router.post(
-        "/categories", response_model=replies.CategoryReply, responses=category_created | problems(*WRITING)
-    )
+    @router.post("/categories", responses=category_created | problems(*WRITING))
     @LONG
     def create_category(
-        body: bodies.NewCategoryBody, caller: Caller = guard.allow("category.create")
-    ) -> Response:
+        body: bodies.NewCategoryBody, response: Response, caller: Caller = guard.allow("category.create")
+    ) -> replies.CategoryReply:
         """Create a category for external records; may be repeated."""
         spec = CategorySpec(**{**body.model_dump(), "columns": tuple(body.columns)})
-        is_new = plane.create_category(spec, actor=caller.name)
-        location = f"{prefix}/categories/{spec.name}" if is_new else ""
-        return answer(plane.category_view(spec.name), status=201 if is_new else 200, location=location)
+        if plane.create_category(spec, actor=caller.name):
+            set_created(response, f"{prefix}/categories/{spec.name}")
+        return plane.category_view(spec.name)
 
     @router.put(
         "/packages/{hash_}",
-        response_model=replies.PackageHash,
         responses=package_created | problems(*WRITING),
         openapi_extra={"requestBody": {"required": True, "content": {ZIP: ANY_BYTES}}},
     )
     async def put_package(
-        hash_: Name, request: Request, caller: Caller = guard.allow("package.write")
-    ) -> Response:
+        hash_: Name, request: Request, response: Response, caller: Caller = guard.allow("package.write")
+    ) -> replies.PackageHash:
         """Store a package under the hash of its content; may be repeated."""
         chunks = limited(request.stream(), PACKAGE_BYTES_MAX, request.scope)
         try:
@@ -104,7 +106,9 @@ def add_stream_routes(router: APIRouter, plane: Services, guard: Guard, prefix: 
             plane.packages.put(hash_, data)
             return is_new
 
-        return answer({"hash": hash_}, status=201 if await LONG.run(put) else 200)
+        if await LONG.run(put):
+            set_created(response)
+        return replies.PackageHash(hash=hash_)
 
     @router.get(
         "/packages/{hash_}",
@@ -136,7 +140,7 @@ IN_MEMORY_MAX = 4 * 2**20
 def add_kept_routes(router: APIRouter, plane: Services, guard: Guard) -> None:
     """Routes to read the state and the timers of a job."""
 
-    @router.get("/jobs/{name}/states", response_model=replies.KeptStates, responses=problems(404))
+    @router.get("/jobs/{name}/states", responses=problems(404))
     @LONG
     def scan_states(
         name: Name,
@@ -144,17 +148,18 @@ def add_kept_routes(router: APIRouter, plane: Services, guard: Guard) -> None:
         prefix: Prefix = "",
         after: After = "",
         limit: Limit = 100,
-    ) -> Response:
+    ) -> replies.KeptStates:
         """State of a job by interval and key, a page at a time."""
-        return answer(plane.states.scan(kept_job(plane, name), prefix=prefix, after=after, limit=limit))
+        found = plane.states.scan(kept_job(plane, name), prefix=prefix, after=after, limit=limit)
+        return replies.KeptStates(**found)
 
-    @router.get("/jobs/{name}/states/of", response_model=replies.KeptState, responses=problems(404))
+    @router.get("/jobs/{name}/states/of", responses=problems(404))
     @LONG
-    def get_state(name: Name, key: KeptKey, caller: Caller = guard.allow("state.read")) -> Response:
+    def get_state(name: Name, key: KeptKey, caller: Caller = guard.allow("state.read")) -> replies.KeptState:
         """State and timers of one key of a job."""
-        return answer(plane.states.get(kept_job(plane, name), key))
+        return replies.KeptState(**plane.states.get(kept_job(plane, name), key))
 
-    @router.get("/jobs/{name}/timers", response_model=replies.KeptTimers, responses=problems(404))
+    @router.get("/jobs/{name}/timers", responses=problems(404))
     @LONG
     def scan_timers(
         name: Name,
@@ -162,9 +167,10 @@ def add_kept_routes(router: APIRouter, plane: Services, guard: Guard) -> None:
         key: KeptKey = "",
         after: After = "",
         limit: Limit = 100,
-    ) -> Response:
+    ) -> replies.KeptTimers:
         """Pending timers of a job, for all keys or for one, a page at a time."""
-        return answer(plane.states.timers(kept_job(plane, name), key=key, after=after, limit=limit))
+        found = plane.states.timers(kept_job(plane, name), key=key, after=after, limit=limit)
+        return replies.KeptTimers(**found)
 
     @router.get(
         "/jobs/{name}/states/export",
