@@ -8,7 +8,7 @@ import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import structlog
 
@@ -40,7 +40,7 @@ from penstock.jobs.syncer.plan_runner import PlanOutcome
 from penstock.jobs.syncer.state_syncer import StateSyncer, SyncerSettings
 from penstock.scaling import capacity_manager
 from penstock.scaling.capacity import Stock
-from penstock.scaling.capacity_manager import CapacityManager
+from penstock.scaling.capacity_manager import CapacityManager, LayerPatcher
 from penstock.scaling.metrics.retriever import ScalerMinutes
 from penstock.scaling.metrics.store import MetricRecorder, MetricStore
 from penstock.scaling.policies.policy_manager import PolicyManager, PolicyRecordStore
@@ -60,23 +60,6 @@ from penstock.streams.places import identify, identify_rows
 REPORT_AGE_MAX_MS: Millis = 10_000  # older task reports do not count as load
 SCALER = Actor(name=ACTOR, role="scaler")
 KINDS_WITHOUT_LAG = ("process", "spark")  # the scaler skips jobs of these kinds
-
-
-class LayerPatcher(Protocol):
-    """A function that writes a layer."""
-
-    def __call__(
-        self,
-        job: str,
-        layer: str,
-        changes: Mapping[str, Any],
-        *,
-        expected_version: int | None,
-        actor: Actor,
-        reason: str,
-        idempotency_key: str | None,
-    ) -> int:
-        """Change one layer of one job; returns the job's new version."""
 
 
 class ScalerJobs:

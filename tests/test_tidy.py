@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
 
@@ -201,3 +202,13 @@ def test_text_that_is_harmless_is_left_alone(text: str):
 )
 def test_a_lock_line_that_is_neither_pin_nor_hash_is_found(line: str):
     assert not tidy.LOCK_LINE.match(line)
+
+
+def test_an_exported_class_name_has_one_meaning():
+    """A name that two modules give to different classes makes a reader look twice."""
+    found: dict[str, list[str]] = {}
+    for source in SOURCES.values():
+        for node in source.tree.body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                found.setdefault(node.name, []).append(source.path)
+    assert {name: paths for name, paths in found.items() if len(paths) > 1} == {}

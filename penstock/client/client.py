@@ -16,7 +16,7 @@ from penstock.client.link import path_part as _part
 from penstock.core.clock import Millis
 from penstock.core.errors import OutcomeUnknown, StoreUnavailable
 from penstock.core.system_clock import sleep_ms
-from penstock.fleet.messages import Heartbeat, HeartbeatReply, InstallationReply
+from penstock.fleet.messages import Heartbeat, HeartbeatReply, InstallationInfo
 
 
 class AlarmRequests:
@@ -524,7 +524,7 @@ class Client(StreamRequests, AlarmRequests, LendingRequests):
     def installation(self) -> Json:
         """The settings that a container needs to join."""
         answer = self._get("/installation")
-        self._link.read(answer, InstallationReply)
+        self._link.read(answer, InstallationInfo)
         return answer
 
     def task_list(self, since: int | None, *, wait_s: float | None = None) -> Json | None:

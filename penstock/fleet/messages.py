@@ -191,7 +191,7 @@ class HeartbeatReply:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class InstallationReply:
+class InstallationInfo:
     """What a container needs to know to join."""
 
     profile: str
@@ -229,4 +229,4 @@ FAST = Profile(heartbeat_ms=1_000, deadline_ms=8_000, failover_ms=12_000)
 PROFILES = {"paper": PAPER, "fast": FAST}
 
 
-make_known(Heartbeat, RegisterReply, HeartbeatReply, InstallationReply)
+make_known(Heartbeat, RegisterReply, HeartbeatReply, InstallationInfo)

@@ -161,13 +161,13 @@ Decision = StopJob | BringBack | OutOfRoom
 
 
 class LayerPatcher(Protocol):
-    """The method of the Job Service that writes a layer."""
+    """Writes a layer of a job: the method of the Job Service, or the control plane's."""
 
     def __call__(
         self,
         job: str,
         layer: str,
-        changes: dict[str, Any],
+        changes: Mapping[str, Any],
         /,
         *,
         expected_version: int | None,
@@ -175,7 +175,7 @@ class LayerPatcher(Protocol):
         reason: str,
         idempotency_key: str | None,
     ) -> int:
-        """Change one layer of one job."""
+        """Change one layer of one job; returns the job's new version."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

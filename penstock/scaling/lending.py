@@ -202,7 +202,7 @@ STAYS_S = 600.0  # a borrowed container stays at least this time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ContainerStatus:
+class ListedContainer:
     """A container as its cluster reports it."""
 
     name: str
@@ -230,7 +230,7 @@ class ClusterStatus:
 
     name: str
     url: str
-    containers: tuple[ContainerStatus, ...]
+    containers: tuple[ListedContainer, ...]
     loans: Mapping[str, LoanStatus]
     reserved: Amount
     is_short: bool
@@ -284,7 +284,7 @@ def read_cluster(
         name=name,
         url=url,
         containers=tuple(
-            ContainerStatus(
+            ListedContainer(
                 name=row["name"],
                 is_live=row["state"] == "live",
                 takes_shards=not (row["cordoned"] or row["draining"]),

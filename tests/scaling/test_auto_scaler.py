@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from penstock.db.database import Database
 from penstock.scaling.policies.policy import MoveTasks
 from penstock.scaling.policies.policy_manager import POLICY_RECORDS
-from penstock.scaling.policies.round import FieldChange, FleetState, OpenAction, PolicyRecord
+from penstock.scaling.policies.round import FleetState, OpenAction, RecordedChange, PolicyRecord
 from penstock.scaling.scaler.apply import with_part
 from penstock.scaling.scaler.observation import AvailableResources, ScalerMemory
 from penstock.scaling.scaler.observe import ClusterCapacity
@@ -346,7 +346,7 @@ def test_an_action_of_a_higher_policy_is_waited_for(stage: Stage):
 def test_what_another_policy_changed_is_not_brought_back(stage: Stage):
     """Plan: somebody went from 8 tasks to 1 a minute ago. The scaler would go back to 8."""
     stage.add(Work(JOB, input_rate=lambda s: 400.0))
-    change = FieldChange(policy="night_shift", path="task_count", old=8, new=1, at_ms=stage.now_ms)
+    change = RecordedChange(policy="night_shift", path="task_count", old=8, new=1, at_ms=stage.now_ms)
     assert stage.records.save(JOB, PolicyRecord(changes=(change,)), 0)
     stage.run(120)
     assert stage.done() == []

@@ -13,7 +13,7 @@ from penstock.scaling.lending import (
     STAYS_S,
     STEP_S,
     ClusterStatus,
-    ContainerStatus,
+    ListedContainer,
     LoanStatus,
     cluster_room,
     plan_lending,
@@ -23,8 +23,8 @@ from penstock.scaling.lending import (
 SIZE = {"cpu": 10.0, "memory_mb": 8000.0}
 
 
-def a_container(name: str, **changes: Any) -> ContainerStatus:
-    return ContainerStatus(**({"name": name, "is_live": True, "takes_shards": True, "size": SIZE} | changes))
+def a_container(name: str, **changes: Any) -> ListedContainer:
+    return ListedContainer(**({"name": name, "is_live": True, "takes_shards": True, "size": SIZE} | changes))
 
 
 def a_loan(container: str, state: str = "here", **changes: Any) -> LoanStatus:

@@ -241,7 +241,7 @@ def changes_of(action: Action) -> dict[str, Any]:
 
 def _fought(
     policy: str, changed: Mapping[str, Any], record: PolicyRecord, now_ms: Millis
-) -> FieldChange | None:
+) -> RecordedChange | None:
     """The newest change of another policy that this one would revert."""
     for change in reversed(record.changes):
         recent = 0 <= now_ms - change.at_ms < FIGHT_MS
@@ -257,7 +257,7 @@ def _with_action(
     assert isinstance(verdict, Verdict)
     changes, before = changes_of(action), flat(pick(job.config.to_json(), changes_of(action)))
     news = tuple(
-        FieldChange(policy=verdict.policy, path=path, old=before.get(path), new=value, at_ms=now_ms)
+        RecordedChange(policy=verdict.policy, path=path, old=before.get(path), new=value, at_ms=now_ms)
         for path, value in flat(changes).items()
     )
     open_ = OpenAction(
@@ -451,7 +451,7 @@ def _names(verdict: Verdict | Broken | None) -> str:
 CHANGES_MAX = 32  # newest changes stored per job, to see when one policy reverts another
 
 
-class FieldChange(msgspec.Struct, frozen=True, kw_only=True):
+class RecordedChange(msgspec.Struct, frozen=True, kw_only=True):
     """One config field that a policy changed."""
 
     policy: str
@@ -479,7 +479,7 @@ class PolicyRecord(msgspec.Struct, frozen=True, kw_only=True):
     acted: dict[str, Millis] = {}  # by policy: time of its last action
     open: OpenAction | None = None
     useless: dict[str, Millis] = {}  # by fingerprint of the action: until when it is not repeated
-    changes: tuple[FieldChange, ...] = ()
+    changes: tuple[RecordedChange, ...] = ()
     said: dict[
         str, str
     ] = {}  # by policy: key of its last journaled outcome, so that repeats are not journaled
