@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from penstock.db.database import Database
 from penstock.scaling.policies.policy import MoveTasks
 from penstock.scaling.policies.policy_manager import POLICY_RECORDS
-from penstock.scaling.policies.round import FleetState, OpenAction, RecordedChange, PolicyRecord
+from penstock.scaling.policies.round import FleetState, OpenAction, PolicyRecord, RecordedChange
 from penstock.scaling.scaler.apply import with_part
 from penstock.scaling.scaler.observation import AvailableResources, ScalerMemory
 from penstock.scaling.scaler.observe import ClusterCapacity
