@@ -67,7 +67,7 @@ def dashboard(
     folder: Folder = FOLDER,
     output: Output = Form.TABLE,
 ) -> None:
-    """Print the dashboard's address with a read-only token; everybody who has the address can read."""
+    """Print the dashboard's address. It contains a token, a read-only one unless PENSTOCK_TOKEN is set."""
     url, token, ca = find_access(folder, role="reader")
     with Client(url, token, ca=ca) as client:
         # Checked here, so that a wrong address, token or name fails in the terminal, not in the browser.
