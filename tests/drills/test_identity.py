@@ -45,7 +45,7 @@ def test_twin_in_another_folder(fleet: DrillFleet, tmp_path: Path, stopwatch: St
     log = home / "warden.log"
     fleet.wait("the refusal", lambda: log.exists() and "already running" in log.read_text(), seconds=30)
     took_s = time.monotonic() - since
-    for part in ("container c1 is already running", "its lease is not over", "choose another name"):
+    for part in ("container c1 is already running", "its lease has not expired", "choose another name"):
         assert part in log.read_text()
     watch_for(10, "both go on")
     assert not (home / "engine.pid").exists()
