@@ -25,7 +25,7 @@ def test_twin_in_the_same_folder(fleet: DrillFleet, stopwatch: Stopwatch) -> Non
     for part in (
         "another process already runs container c1",
         "holds the lock of the folder",
-        "stop the other one",
+        "stop the other process",
     ):
         assert part in said
     watch_for(10, "the first one goes on")
